@@ -1,0 +1,40 @@
+use super::*;
+
+#[test]
+fn display_is_one_line_with_everything_in_it() {
+    let error = Error::new(ErrorKind::Resources, "register", "cannot pin memory")
+        .with_backend("verbs")
+        .with_native(12)
+        .with_context("bytes", 4096)
+        .with_context("limit", "64 KiB")
+        .with_remedy("raise RLIMIT_MEMLOCK");
+    assert_eq!(
+        error.to_string(),
+        "register: cannot pin memory [backend verbs, code 12] (bytes=4096, limit=64 KiB); raise RLIMIT_MEMLOCK"
+    );
+    assert_eq!(error.kind(), ErrorKind::Resources);
+    assert_eq!(error.retry(), Retry::Never);
+}
+
+#[test]
+fn a_mismatch_names_the_field_and_both_values() {
+    let error = Error::mismatch("plan.compile", "dtype", "bf16", "fp8_e4m3");
+    assert_eq!(error.to_string(), "plan.compile: dtype: producer has bf16, consumer has fp8_e4m3");
+    let mismatch = error.as_mismatch().unwrap();
+    assert_eq!(mismatch.field, "dtype");
+    assert_eq!(mismatch.left.1, "bf16");
+    assert_eq!(mismatch.right.1, "fp8_e4m3");
+}
+
+#[test]
+fn the_source_is_kept() {
+    let io = std::io::Error::from_raw_os_error(2);
+    let error = Error::new(ErrorKind::Fabric, "open", "no device").with_source(io);
+    assert!(std::error::Error::source(&error).is_some());
+}
+
+#[test]
+fn an_error_is_one_word_wide() {
+    assert_eq!(size_of::<Error>(), size_of::<usize>());
+    assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+}

@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+
+pub mod backend;
+pub mod capability;
+pub mod config;
+pub mod error;
+pub mod handshake;
+pub mod id;
+pub mod layout;
+pub mod memory;
+pub mod registry;
+pub mod transfer;
+
+pub use error::{Error, ErrorKind, Result, Retry};

@@ -1,0 +1,100 @@
+//! Host memory: allocated here, or borrowed from somebody else.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use super::{Backing, MemoryKind};
+use crate::{Error, ErrorKind, Result};
+
+const PAGE: usize = 4096;
+
+/// Zeroed host memory, aligned to a page, freed when dropped.
+#[derive(Debug)]
+pub struct HostMemory {
+    address: NonNull<u8>,
+    layout: Layout,
+}
+
+impl HostMemory {
+    /// `bytes` bytes of zeroed memory. The operating system gives the pages when they are first touched.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`] for zero bytes, [`ErrorKind::Resources`] when the memory cannot be had.
+    pub fn zeroed(bytes: u64) -> Result<Self> {
+        if bytes == 0 {
+            return Err(Error::misuse("host_memory", "zero bytes asked for"));
+        }
+        let too_much = || {
+            Error::new(ErrorKind::Resources, "host_memory", "not enough memory")
+                .with_context("bytes", bytes)
+        };
+        let size = usize::try_from(bytes).map_err(|_| too_much())?;
+        let layout = Layout::from_size_align(size, PAGE).map_err(|_| too_much())?;
+        // SAFETY: the size is not zero.
+        let address = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(too_much)?;
+        Ok(Self { address, layout })
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout, and dropped once.
+        unsafe { dealloc(self.address.as_ptr(), self.layout) };
+    }
+}
+
+// SAFETY: the value owns its memory and hands out no references; all access is through raw pointers or atomics.
+unsafe impl Send for HostMemory {}
+// SAFETY: as for Send: `&HostMemory` gives nothing but the address.
+unsafe impl Sync for HostMemory {}
+
+// SAFETY: the allocation lives, in place, as long as the value; it is host memory; no reference to it is ever made.
+unsafe impl Backing for HostMemory {
+    fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    fn bytes(&self) -> u64 {
+        self.layout.size() as u64
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+/// Memory that somebody else owns: see [`Region::borrowed`](super::Region::borrowed).
+#[derive(Debug)]
+pub(super) struct Borrowed {
+    address: NonNull<u8>,
+    bytes: u64,
+    kind: MemoryKind,
+}
+
+impl Borrowed {
+    /// The caller vouches for the memory, by calling the unsafe `Region::borrowed`.
+    pub(super) const fn new(address: NonNull<u8>, bytes: u64, kind: MemoryKind) -> Self {
+        Self { address, bytes, kind }
+    }
+}
+
+// SAFETY: it is an address and a size; whoever made it vouched for use by any thread.
+unsafe impl Send for Borrowed {}
+// SAFETY: as for Send.
+unsafe impl Sync for Borrowed {}
+
+// SAFETY: `Region::borrowed` is the only maker, and its caller promised exactly this.
+unsafe impl Backing for Borrowed {
+    fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+}
