@@ -8,6 +8,7 @@ pub mod handshake;
 pub mod id;
 pub mod layout;
 pub mod memory;
+pub mod plan;
 pub mod registry;
 pub mod transfer;
 

@@ -109,7 +109,7 @@ impl Window {
     pub const fn first_needed(self, tokens: u64) -> u64 {
         match self {
             Self::Full => 0,
-            Self::Sliding(window) => (tokens + 1).saturating_sub(window as u64),
+            Self::Sliding(window) => tokens.saturating_add(1).saturating_sub(window as u64),
             Self::Chunked(chunk) => tokens - tokens % chunk as u64,
         }
     }
