@@ -1,6 +1,6 @@
 //! What makes a layout valid. A layout may come from a peer: every sum is checked, and the work is bounded.
 
-use super::rank::{GroupKind, RankLayoutParts};
+use super::rank::{CacheGroup, GroupKind, RankLayoutParts};
 use super::tensor::{Axis, Granularity, Tensor, TokenShard, Window};
 use crate::{Error, Result};
 
@@ -34,7 +34,7 @@ pub(super) fn check(parts: &RankLayoutParts) -> Result<()> {
             return Err(refuse(format!("region {index} is empty")));
         }
     }
-    check_groups(parts)?;
+    check_groups(&parts.groups)?;
     for tensor in &parts.tensors {
         check_tensor(tensor, parts).map_err(|error| error.with_context("tensor", tensor.key()))?;
     }
@@ -46,8 +46,8 @@ pub(super) fn check(parts: &RankLayoutParts) -> Result<()> {
     check_disjoint(parts)
 }
 
-fn check_groups(parts: &RankLayoutParts) -> Result<()> {
-    for (index, group) in parts.groups.iter().enumerate() {
+pub(super) fn check_groups(groups: &[CacheGroup]) -> Result<()> {
+    for (index, group) in groups.iter().enumerate() {
         let name = |what: &str| format!("group {index}: {what}");
         if group.block_tokens == 0 || group.kernel_block_tokens == 0 || group.blocks == 0 {
             return Err(refuse(name(

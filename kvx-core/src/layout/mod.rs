@@ -9,13 +9,23 @@
 //! - [`Grid`] and [`RankCoords`] say which heads and layers a rank holds.
 //! - [`NamedLayout`] lists the layouts that engines use, and [`LayoutBuilder`] makes the [`RankLayout`] of one rank.
 
+mod builder;
 mod check;
 mod dtype;
+mod geometry;
 mod grid;
+mod named;
+mod presets;
 mod rank;
 mod tensor;
 
+pub use builder::{LayoutBuilder, RegionPolicy};
 pub use dtype::Dtype;
+pub use geometry::{
+    AttentionGeometry, ConvPart, IndexGeometry, IndexScales, LayerKind, MlaGeometry, ModelGeometry,
+    ScalePer, Scales, SsmGeometry, StateGeometry,
+};
 pub use grid::{Grid, RankCoords};
+pub use named::{ConvOrder, NamedLayout};
 pub use rank::{CacheGroup, GroupKind, RankLayout, RankLayoutParts, RegionSpec};
 pub use tensor::{Axis, Granularity, HeadShard, Role, Tensor, TensorKey, TokenShard, Window};

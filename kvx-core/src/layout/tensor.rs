@@ -20,6 +20,8 @@ pub enum Role {
     Latent,
     /// Keys of a sparse-attention index (DeepSeek-V3.2's indexer), of another width than the latent.
     IndexKey,
+    /// Scales of a quantized sparse-attention index.
+    IndexScale,
     /// Scales of quantized keys.
     KeyScale,
     /// Scales of quantized values.
@@ -42,6 +44,7 @@ impl fmt::Display for Role {
             Self::Value => f.write_str("V"),
             Self::Latent => f.write_str("latent"),
             Self::IndexKey => f.write_str("index_key"),
+            Self::IndexScale => f.write_str("index_scale"),
             Self::KeyScale => f.write_str("K_scale"),
             Self::ValueScale => f.write_str("V_scale"),
             Self::LatentScale => f.write_str("latent_scale"),
