@@ -44,6 +44,8 @@ mod pairing;
 mod pieces;
 mod request;
 mod roster;
+#[cfg(test)]
+mod tests;
 
 pub use blocks::{BlockTable, kernel_blocks};
 pub use compile::PeerPlan;
