@@ -9,6 +9,7 @@ pub mod id;
 pub mod layout;
 pub mod memory;
 pub mod plan;
+pub mod port;
 pub mod registry;
 pub mod transfer;
 
