@@ -6,8 +6,13 @@ use super::dtype::Dtype;
 use super::tensor::Window;
 use crate::{Error, Result};
 
+mod change;
+mod facts;
+#[cfg(test)]
+mod tests;
+
 /// Most layers that a geometry may have.
-const MAX_LAYERS: usize = 1024;
+pub(super) const MAX_LAYERS: usize = 1024;
 /// Most heads of a layer.
 const MAX_HEADS: u32 = 1 << 16;
 /// Most elements of one head at one token, or of one head of a state.
@@ -242,95 +247,6 @@ impl ModelGeometry {
     pub fn state_bytes(&self) -> u64 {
         self.layers.iter().map(LayerKind::state_bytes).sum()
     }
-
-    /// The same model with keys, values and latents of `dtype`, as with an engine's option for the cache's dtype. States
-    /// and indexes keep theirs.
-    #[must_use]
-    pub fn with_dtype(mut self, new: Dtype) -> Self {
-        for kind in &mut self.layers {
-            match kind {
-                LayerKind::Attention(attention) => attention.dtype = new,
-                LayerKind::Mla(mla) => mla.dtype = new,
-                LayerKind::State(_) | LayerKind::Empty => {}
-            }
-        }
-        self
-    }
-
-    /// The same model with scales beside the keys and values of every attention layer.
-    #[must_use]
-    pub fn with_scales(mut self, new: Option<Scales>) -> Self {
-        for kind in &mut self.layers {
-            if let LayerKind::Attention(attention) = kind {
-                attention.scales = new;
-            }
-        }
-        self
-    }
-
-    /// A smaller (or larger) model of the same kind: its first `layers` layers, beginning again where they run out. Every
-    /// kind of layer that the model has stays in it as long as `layers` allows: the pattern is cut off, not thinned out.
-    ///
-    /// # Errors
-    ///
-    /// As for [`new`](Self::new).
-    pub fn with_layers(self, layers: u32) -> Result<Self> {
-        let all = self.layers.iter().cycle().take(layers as usize).cloned().collect();
-        Self::new(self.name, all)
-    }
-
-    /// The same model with keys, values and latents of `dim` elements.
-    ///
-    /// # Errors
-    ///
-    /// As for [`new`](Self::new).
-    pub fn with_head_dim(mut self, dim: u32) -> Result<Self> {
-        for kind in &mut self.layers {
-            match kind {
-                LayerKind::Attention(attention) => {
-                    (attention.key_dim, attention.value_dim) = (dim, dim);
-                }
-                LayerKind::Mla(mla) => mla.latent_dim = dim,
-                LayerKind::State(_) | LayerKind::Empty => {}
-            }
-        }
-        Self::new(self.name, self.layers)
-    }
-
-    /// Key and value heads, where all attention layers have as many.
-    #[must_use]
-    pub fn kv_heads(&self) -> Option<u32> {
-        self.common(|kind| match kind {
-            LayerKind::Attention(attention) => Some(attention.kv_heads),
-            _ => None,
-        })
-    }
-
-    /// Elements of a key per head, or of a latent, where all such layers have as many.
-    #[must_use]
-    pub fn head_dim(&self) -> Option<u32> {
-        self.common(|kind| match kind {
-            LayerKind::Attention(attention) => Some(attention.key_dim),
-            LayerKind::Mla(mla) => Some(mla.latent_dim),
-            _ => None,
-        })
-    }
-
-    /// Element type of keys and values or latents, where it is the same in all layers.
-    #[must_use]
-    pub fn dtype(&self) -> Option<Dtype> {
-        self.common(|kind| match kind {
-            LayerKind::Attention(attention) => Some(attention.dtype),
-            LayerKind::Mla(mla) => Some(mla.dtype),
-            _ => None,
-        })
-    }
-
-    fn common<T: PartialEq>(&self, fact: impl Fn(&LayerKind) -> Option<T>) -> Option<T> {
-        let mut values = self.layers.iter().filter_map(fact);
-        let first = values.next()?;
-        values.all(|value| value == first).then_some(first)
-    }
 }
 
 /// As many copies as asked for, but never far more than a geometry may have.
@@ -361,6 +277,24 @@ impl AttentionGeometry {
 }
 
 impl LayerKind {
+    /// Its kind in one word.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Attention(_) => "attention",
+            Self::Mla(_) => "mla",
+            Self::State(_) => "state",
+            Self::Empty => "empty",
+        }
+    }
+
+    const fn attention(&self) -> Option<&AttentionGeometry> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            _ => None,
+        }
+    }
+
     /// Which tokens the layer needs; `None` for layers that keep nothing per token.
     #[must_use]
     pub const fn window(&self) -> Option<Window> {

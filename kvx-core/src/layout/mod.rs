@@ -14,6 +14,7 @@ mod check;
 mod dtype;
 mod geometry;
 mod grid;
+mod hf;
 mod named;
 mod presets;
 mod rank;
