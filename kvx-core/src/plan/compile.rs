@@ -7,6 +7,8 @@ use crate::layout::{CacheGroup, Granularity, GroupKind, RankLayout, Tensor, Toke
 use crate::{Error, Result};
 
 const OPERATION: &str = "plan.compile";
+/// Most runs of a block that are looked at in order to see whether they merge.
+const MAX_BLOCK_RUNS: u64 = 4096;
 
 /// A plan for one producer rank and one consumer rank. See the [module documentation](super).
 ///
@@ -40,7 +42,7 @@ pub(super) struct Band {
     /// Index into [`PeerPlan::classes`].
     pub(super) class: usize,
     pub(super) nests: Vec<Nest>,
-    /// The runs of a whole block, over all tensors of the band, where each tensor's block is one run.
+    /// The runs of a whole block, over all tensors of the band, where they are few.
     pub(super) whole: Option<Vec<Nest>>,
 }
 
@@ -303,26 +305,34 @@ impl Band {
         self.nests.push(nest);
     }
 
+    /// The runs of a whole block where they are about as few as the tensors, or fewer.
     fn whole_runs(&self, shapes: &[Shape], tokens: u32) -> Option<Vec<Nest>> {
         let mut runs: Vec<Nest> = Vec::with_capacity(self.nests.len());
         for nest in &self.nests {
             let folded = shapes[nest.shape].fold(tokens);
-            if !folded.is_run() {
+            // One tensor's runs have been merged as far as they go.
+            let alone = self.nests.len() == 1 && folded.count() > 2;
+            if alone || runs.len() as u64 + folded.count() > MAX_BLOCK_RUNS {
                 return None;
             }
-            if let Some(last) = runs.last_mut() {
-                let run = last.run;
-                let continues = |a: Place, b: Place| {
-                    (a.region, a.base + run, a.block) == (b.region, b.base, b.block)
-                };
-                if continues(last.to, nest.to) && continues(last.from, nest.from) {
-                    last.run += folded.run;
-                    continue;
-                }
-            }
-            runs.push(Nest { run: folded.run, ..*nest });
+            folded.each(nest.to.base, nest.from.base, |to, from| {
+                let mut run = Nest { run: folded.run, ..*nest };
+                (run.to.base, run.from.base) = (to, from);
+                runs.push(run);
+            });
         }
+        runs.sort_by_key(|nest| nest.to.base);
+        runs.dedup_by(|next, last| {
+            let continues = |a: Place, b: Place| {
+                (a.region, a.base + last.run, a.block) == (b.region, b.base, b.block)
+            };
+            let joins = continues(last.to, next.to) && continues(last.from, next.from);
+            if joins {
+                last.run += next.run;
+            }
+            joins
+        });
         runs.shrink_to_fit();
-        Some(runs)
+        Some(runs).filter(|runs| runs.len() <= 2 * self.nests.len())
     }
 }

@@ -52,10 +52,9 @@ impl PeerPlan {
         for (class, pieces) in self.classes.iter().zip(pieces.iter_mut()) {
             class.pieces(request, pieces)?;
         }
-        let mut writer = Writer::<READ> { segments, start: 0, ascending: true, sorted: true };
+        let mut writer = Writer::<READ>::new(segments);
         for band in &self.bands {
-            let to = &self.classes[band.class].to;
-            self.band(band, to, request, &pieces[band.class], folds, &mut writer);
+            self.band(band, request, &pieces[band.class], folds, &mut writer);
         }
         writer.finish()
     }
@@ -63,41 +62,60 @@ impl PeerPlan {
     fn band<const READ: bool>(
         &self,
         band: &Band,
-        to: &Side,
         request: &Request<'_>,
         pieces: &[Piece],
         folds: &mut [Option<(u32, Folded)>],
         writer: &mut Writer<'_, READ>,
     ) {
         let all = request.layers.start <= self.layers.0 && self.layers.1 <= request.layers.end;
-        let whole = band.whole.as_deref().filter(|_| all);
-        // Pieces of one block may interleave where they are written; what is written in different blocks of a band does not.
-        for block in pieces.chunk_by(|a, b| a.to_block == b.to_block) {
-            for piece in block {
-                if let Some(runs) = whole.filter(|_| piece.tokens == to.kernel_tokens) {
+        let block_tokens = self.classes[band.class].to.kernel_tokens;
+        let mut rest = pieces;
+        if let Some(runs) = band.whole.as_deref().filter(|_| all) {
+            // Blocks of one size on both sides: a piece is alone in its block.
+            while let Some((piece, others)) = rest.split_first() {
+                if piece.tokens != block_tokens {
+                    self.block(band, all, request, &rest[..1], folds, writer);
+                } else {
                     for nest in runs {
-                        writer.push(
-                            nest,
-                            start(nest.to, piece.to_block),
-                            start(nest.from, piece.from_block),
-                            nest.run,
-                        );
+                        let to = start(nest.to, piece.to_block);
+                        writer.push(nest, to, start(nest.from, piece.from_block), nest.run);
                     }
-                    continue;
                 }
-                for nest in
-                    band.nests.iter().filter(|nest| all || request.layers.contains(&nest.layer))
-                {
-                    let folded = fold(&self.shapes, folds, nest.shape, piece.tokens);
-                    let to =
-                        start(nest.to, piece.to_block) + nest.to.token * u64::from(piece.to_slot);
-                    let from = start(nest.from, piece.from_block)
-                        + nest.from.token * u64::from(piece.from_slot);
-                    folded.each(to, from, |to, from| writer.push(nest, to, from, folded.run));
-                }
+                rest = others;
             }
-            writer.close_window();
+            return;
         }
+        while let Some(first) = rest.first() {
+            let count = rest.iter().take_while(|piece| piece.to_block == first.to_block).count();
+            let (block, others) = rest.split_at(count);
+            self.block(band, all, request, block, folds, writer);
+            rest = others;
+        }
+    }
+
+    /// All pieces of one block. They may interleave where they are written; what is written in different blocks of a band does
+    /// not.
+    fn block<const READ: bool>(
+        &self,
+        band: &Band,
+        all: bool,
+        request: &Request<'_>,
+        pieces: &[Piece],
+        folds: &mut [Option<(u32, Folded)>],
+        writer: &mut Writer<'_, READ>,
+    ) {
+        writer.open_window();
+        for piece in pieces {
+            for nest in band.nests.iter().filter(|nest| all || request.layers.contains(&nest.layer))
+            {
+                let folded = fold(&self.shapes, folds, nest.shape, piece.tokens);
+                let to = start(nest.to, piece.to_block) + nest.to.token * u64::from(piece.to_slot);
+                let from = start(nest.from, piece.from_block)
+                    + nest.from.token * u64::from(piece.from_slot);
+                folded.each(to, from, |to, from| writer.push(nest, to, from, folded.run));
+            }
+        }
+        writer.close_window();
     }
 }
 
@@ -107,20 +125,17 @@ fn start(place: Place, block: u32) -> u64 {
 
 /// The loops of a shape for so many tokens. Nearly always those of the piece before.
 #[inline]
-fn fold(
+fn fold<'a>(
     shapes: &[Shape],
-    folds: &mut [Option<(u32, Folded)>],
+    folds: &'a mut [Option<(u32, Folded)>],
     shape: usize,
     tokens: u32,
-) -> Folded {
-    match folds[shape] {
-        Some((known, folded)) if known == tokens => folded,
-        _ => {
-            let folded = shapes[shape].fold(tokens);
-            folds[shape] = Some((tokens, folded));
-            folded
-        }
+) -> &'a Folded {
+    let known = &mut folds[shape];
+    if known.is_none_or(|(known, _)| known != tokens) {
+        *known = None;
     }
+    &known.get_or_insert_with(|| (tokens, shapes[shape].fold(tokens))).1
 }
 
 impl Class {
@@ -163,58 +178,79 @@ fn table<'a>(side: &Side, tables: &[BlockTable<'a>], name: &'static str) -> Resu
 /// nearly always ascend, and all is sorted at the end where they did not (cache groups that share memory).
 struct Writer<'a, const READ: bool> {
     segments: &'a mut Vec<Segment>,
-    /// First segment of the open window.
+    /// Where the last segment ends: (region, offset) where it is written and where it is read.
+    end: ((u32, u64), (u32, u64)),
+    /// Number of segments when the window was opened.
     start: usize,
-    /// The open window's segments ascend so far.
+    /// No run since the window was opened came before the one before it.
     ascending: bool,
-    /// All closed windows ascend.
+    /// The segments before the window, and it and they, ascend.
     sorted: bool,
 }
 
-impl<const READ: bool> Writer<'_, READ> {
+/// A place where no segment ends.
+const NOWHERE: (u32, u64) = (u32::MAX, 0);
+
+impl<'a, const READ: bool> Writer<'a, READ> {
+    fn new(segments: &'a mut Vec<Segment>) -> Self {
+        Self { segments, end: (NOWHERE, NOWHERE), start: 0, ascending: true, sorted: true }
+    }
+
     #[inline]
     fn push(&mut self, nest: &Nest, to: u64, from: u64, bytes: u64) {
         let (to_region, from_region) = (nest.to.region, nest.from.region);
-        let segment = if READ {
-            Segment {
-                local_region: to_region,
-                remote_region: from_region,
-                local_offset: to,
-                remote_offset: from,
-                bytes,
-            }
-        } else {
-            Segment {
-                local_region: from_region,
-                remote_region: to_region,
-                local_offset: from,
-                remote_offset: to,
-                bytes,
-            }
-        };
-        if let Some(last) = self.segments.last_mut() {
-            if continues(last, &segment) {
-                last.bytes += bytes;
-                return;
-            }
-            self.ascending &= end::<READ>(last) <= place::<READ>(&segment);
+        let continues = self.end == ((to_region, to), (from_region, from));
+        // Regions ascend with the bands.
+        self.ascending &= to >= self.end.0.1 || to_region != self.end.0.0;
+        self.end = ((to_region, to + bytes), (from_region, from + bytes));
+        match self.segments.last_mut() {
+            Some(last) if continues => last.bytes += bytes,
+            _ => self.segments.push(if READ {
+                Segment {
+                    local_region: to_region,
+                    remote_region: from_region,
+                    local_offset: to,
+                    remote_offset: from,
+                    bytes,
+                }
+            } else {
+                Segment {
+                    local_region: from_region,
+                    remote_region: to_region,
+                    local_offset: from,
+                    remote_offset: to,
+                    bytes,
+                }
+            }),
         }
-        self.segments.push(segment);
     }
 
-    fn close_window(&mut self) {
-        if !self.ascending {
-            self.ascending = true;
-            self.segments[self.start..].sort_unstable_by_key(place::<READ>);
-            merge(self.segments, self.start.saturating_sub(1));
-            let window = &self.segments[self.start.saturating_sub(1)..];
-            self.sorted &= window.is_sorted_by(|a, b| end::<READ>(a) <= place::<READ>(b));
-        }
+    fn open_window(&mut self) {
+        self.sorted &= self.ascending;
+        self.ascending = true;
         self.start = self.segments.len();
     }
 
+    fn close_window(&mut self) {
+        if self.ascending {
+            return;
+        }
+        self.ascending = true;
+        // A band lies in one region.
+        self.segments[self.start..].sort_unstable_by_key(|segment| place::<READ>(segment).1);
+        // The last segment before the window may have been made longer by the window's first run.
+        let before = self.start.saturating_sub(1);
+        merge(self.segments, before);
+        self.sorted &=
+            self.segments[before..].is_sorted_by(|a, b| end::<READ>(a) <= place::<READ>(b));
+        if let Some(last) = self.segments.last() {
+            let (to, from) = (end::<READ>(last), end_of_source::<READ>(last));
+            self.end = (to, from);
+        }
+    }
+
     fn finish(self) -> Result<()> {
-        if self.sorted {
+        if self.sorted && self.ascending {
             return Ok(());
         }
         self.segments.sort_unstable_by_key(place::<READ>);
@@ -247,6 +283,11 @@ const fn place<const READ: bool>(segment: &Segment) -> (u32, u64) {
 const fn end<const READ: bool>(segment: &Segment) -> (u32, u64) {
     let (region, offset) = place::<READ>(segment);
     (region, offset + segment.bytes)
+}
+
+/// Region and offset one past the last byte read.
+const fn end_of_source<const READ: bool>(segment: &Segment) -> (u32, u64) {
+    if READ { end::<false>(segment) } else { end::<true>(segment) }
 }
 
 #[inline]

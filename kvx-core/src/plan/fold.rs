@@ -97,9 +97,9 @@ impl Folded {
         self.depth += 1;
     }
 
-    /// Whether it is one contiguous run.
-    pub(super) const fn is_run(&self) -> bool {
-        self.depth == 0
+    /// How many runs there are.
+    pub(super) fn count(&self) -> u64 {
+        self.loops[..self.depth].iter().map(|axis| u64::from(axis.extent)).product()
     }
 
     /// Calls `emit` with the offsets (where written, where read) of each run, in ascending order of the first.
