@@ -93,7 +93,7 @@ impl TransferBackend for MockBackend {
         self.with(|net, engine| {
             let connection = net.engine("sever", engine)?.peer("sever", peer)?.connection;
             net.record(engine, What::Severed(peer));
-            net.end(connection, engine, "the peer severed the connection", false);
+            net.end(connection, engine, "the peer severed the connection");
             Ok(())
         })
     }
@@ -106,7 +106,8 @@ impl TransferBackend for MockBackend {
         self.with(|net, engine| {
             let connection = net.engine("revoke", engine)?.peer("revoke", peer)?.connection;
             net.record(engine, What::Revoked(peer));
-            net.end(connection, engine, "the peer revoked this side's access", true);
+            net.end(connection, engine, "the peer revoked this side's access");
+            net.end_access(engine, peer);
             Ok(())
         })
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvx_core::backend::{Event, Outcome};
-use kvx_core::capability::Ordering;
+use kvx_core::capability::{Capabilities, Ordering, Revoke};
 use kvx_core::id::{Incarnation, PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::memory::Region;
 use kvx_core::transfer::Mode;
@@ -370,13 +370,7 @@ impl Net {
     }
 
     /// Ends a connection: by `by`, for the reason that the other side is told.
-    pub(crate) fn end(
-        &mut self,
-        connection: ConnectionId,
-        by: EngineId,
-        reason: &'static str,
-        revoke: bool,
-    ) {
+    pub(crate) fn end(&mut self, connection: ConnectionId, by: EngineId, reason: &'static str) {
         let Some(Connection { sides }) = self.connections.remove(&connection) else { return };
         self.pairs.remove(&(sides[0].0, sides[1].0));
         for (engine, peer) in sides {
@@ -386,9 +380,20 @@ impl Net {
             entry.closing.insert(peer);
             if let Some(side) = entry.peers.get_mut(peer) {
                 let reason = (!mine).then_some(reason);
-                side.state = PeerState::Closing(Closing { reason, revoked: revoke && !mine });
+                side.state = PeerState::Closing(Closing { reason, revoked: false });
             }
             self.tidy(engine, peer);
+        }
+    }
+
+    /// Ends the other side's access to the memory of one side of a connection that has ended.
+    pub(crate) fn end_access(&mut self, engine: EngineId, peer: PeerId) {
+        let Some(side) = self.peer_mut(engine, peer) else { return };
+        let (other, reverse) = (side.engine, side.reverse);
+        if let Some(side) = reverse.and_then(|reverse| self.peer_mut(other, reverse))
+            && let PeerState::Closing(closing) = &mut side.state
+        {
+            closing.revoked = true;
         }
     }
 
@@ -409,7 +414,7 @@ impl Net {
         self.give_up(regions.into_iter().map(|registered| registered.region));
         self.incarnations.remove(&incarnation);
         for connection in connections {
-            self.end(connection, engine, reason, false);
+            self.end(connection, engine, reason);
         }
         while self.engines.get(&engine).is_some_and(|entry| !entry.closing.is_empty()) {
             self.settle_closing(engine);
@@ -430,7 +435,10 @@ impl Net {
             && side.transfers.is_empty()
         {
             side.state = PeerState::Down;
-            let notes = side.notes.len();
+            if self.capabilities(engine).is_some_and(|c| c.revoke == Revoke::PerPeer) {
+                self.end_access(engine, peer);
+            }
+            let notes = self.peer_mut(engine, peer).map_or(0, |side| side.notes.len());
             for _ in 0..notes {
                 if self.rng.random_bool(0.5) {
                     self.deliver(engine, peer, 0);
@@ -477,9 +485,11 @@ impl Net {
 
     /// Whether batches to a peer become visible in the order in which they were posted.
     pub(crate) fn is_ordered(&self, engine: EngineId) -> bool {
-        self.engines
-            .get(&engine)
-            .is_some_and(|e| e.preset.capabilities().ordering == Ordering::PerPeer)
+        self.capabilities(engine).is_some_and(|c| c.ordering == Ordering::PerPeer)
+    }
+
+    fn capabilities(&self, engine: EngineId) -> Option<&Capabilities> {
+        Some(self.engines.get(&engine)?.preset.capabilities())
     }
 
     /// Reports a transfer of a lane as settled.

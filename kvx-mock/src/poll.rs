@@ -40,11 +40,13 @@ impl Net {
         let Some(side) = self.peer_mut(engine, peer) else { return false };
         let movable = |all: usize| if ordered { all.min(1) } else { all };
         let (transfers, notes) = (movable(side.transfers.len()), movable(side.notes.len()));
-        let choice = self.rng.random_range(0..transfers + notes);
-        if choice < transfers {
-            self.progress(engine, peer, choice);
-        } else {
-            self.deliver(engine, peer, choice - transfers);
+        if transfers + notes > 0 {
+            let choice = self.rng.random_range(0..transfers + notes);
+            if choice < transfers {
+                self.progress(engine, peer, choice);
+            } else {
+                self.deliver(engine, peer, choice - transfers);
+            }
         }
         self.tidy(engine, peer);
         true

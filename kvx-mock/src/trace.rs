@@ -99,7 +99,7 @@ pub enum What {
 }
 
 /// How a transfer settled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum How {
     /// All data arrived.

@@ -1,0 +1,18 @@
+//! What the fabric promises, over many seeds. `KVX_SEED=N` runs one seed only.
+
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod ending;
+#[cfg(test)]
+mod handshake;
+#[cfg(test)]
+mod limits;
+#[cfg(test)]
+mod memory;
+#[cfg(test)]
+mod opening;
+#[cfg(test)]
+mod order;
+#[cfg(test)]
+mod traffic;
