@@ -45,14 +45,14 @@ impl PeerPlan {
 
     fn list<const READ: bool>(&self, request: &Request<'_>, list: &mut SegmentList) -> Result<()> {
         request.check()?;
-        let SegmentList { segments, pieces, folds, .. } = list;
+        let SegmentList { segments, scratch, pieces, folds, .. } = list;
         folds.clear();
         folds.resize(self.shapes.len(), None);
         pieces.resize_with(pieces.len().max(self.classes.len()), Vec::new);
         for (class, pieces) in self.classes.iter().zip(pieces.iter_mut()) {
             class.pieces(request, pieces)?;
         }
-        let mut writer = Writer::<READ>::new(segments);
+        let mut writer = Writer::<READ>::new(segments, scratch);
         for band in &self.bands {
             self.band(band, request, &pieces[band.class], folds, &mut writer);
         }
@@ -178,6 +178,7 @@ fn table<'a>(side: &Side, tables: &[BlockTable<'a>], name: &'static str) -> Resu
 /// nearly always ascend, and all is sorted at the end where they did not (cache groups that share memory).
 struct Writer<'a, const READ: bool> {
     segments: &'a mut Vec<Segment>,
+    scratch: &'a mut Vec<Segment>,
     /// Where the last segment ends: (region, offset) where it is written and where it is read.
     end: ((u32, u64), (u32, u64)),
     /// Number of segments when the window was opened.
@@ -192,8 +193,8 @@ struct Writer<'a, const READ: bool> {
 const NOWHERE: (u32, u64) = (u32::MAX, 0);
 
 impl<'a, const READ: bool> Writer<'a, READ> {
-    fn new(segments: &'a mut Vec<Segment>) -> Self {
-        Self { segments, end: (NOWHERE, NOWHERE), start: 0, ascending: true, sorted: true }
+    fn new(segments: &'a mut Vec<Segment>, scratch: &'a mut Vec<Segment>) -> Self {
+        Self { segments, scratch, end: (NOWHERE, NOWHERE), start: 0, ascending: true, sorted: true }
     }
 
     #[inline]
@@ -237,7 +238,9 @@ impl<'a, const READ: bool> Writer<'a, READ> {
         }
         self.ascending = true;
         // A band lies in one region.
-        self.segments[self.start..].sort_unstable_by_key(|segment| place::<READ>(segment).1);
+        sort_runs(&mut self.segments[self.start..], self.scratch, |segment| {
+            place::<READ>(segment).1
+        });
         // The last segment before the window may have been made longer by the window's first run.
         let before = self.start.saturating_sub(1);
         merge(self.segments, before);
@@ -296,6 +299,45 @@ const fn continues(last: &Segment, next: &Segment) -> bool {
         && last.remote_offset + last.bytes == next.remote_offset
         && last.local_region == next.local_region
         && last.remote_region == next.remote_region
+}
+
+/// Sorts segments that consist of a few ascending runs one after the other (a natural merge sort; nothing is allocated once
+/// `scratch` has grown).
+fn sort_runs(
+    segments: &mut [Segment],
+    scratch: &mut Vec<Segment>,
+    key: impl Fn(&Segment) -> u64 + Copy,
+) {
+    let run = |rest: &[Segment]| {
+        let descends = rest.windows(2).position(|pair| key(&pair[0]) > key(&pair[1]));
+        descends.map_or(rest.len(), |at| at + 1)
+    };
+    loop {
+        scratch.clear();
+        let mut pairs = 0;
+        let mut rest = &*segments;
+        while !rest.is_empty() {
+            let (mut left, others) = rest.split_at(run(rest));
+            let (mut right, others) = others.split_at(run(others));
+            while let ([a, left_rest @ ..], [b, right_rest @ ..]) = (left, right) {
+                if key(a) <= key(b) {
+                    scratch.push(*a);
+                    left = left_rest;
+                } else {
+                    scratch.push(*b);
+                    right = right_rest;
+                }
+            }
+            scratch.extend_from_slice(left);
+            scratch.extend_from_slice(right);
+            pairs += 1;
+            rest = others;
+        }
+        segments.copy_from_slice(scratch);
+        if pairs <= 1 {
+            return;
+        }
+    }
 }
 
 /// Merges neighbours from index `from` on.

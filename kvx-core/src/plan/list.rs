@@ -9,6 +9,8 @@ use crate::transfer::Segment;
 #[derive(Clone, Debug)]
 pub struct SegmentList {
     pub(super) segments: Vec<Segment>,
+    /// For sorting.
+    pub(super) scratch: Vec<Segment>,
     /// By class of the plan.
     pub(super) pieces: Vec<Vec<Piece>>,
     pub(super) folds: Vec<Option<(u32, Folded)>>,
@@ -17,7 +19,13 @@ pub struct SegmentList {
 
 impl Default for SegmentList {
     fn default() -> Self {
-        Self { segments: Vec::new(), pieces: Vec::new(), folds: Vec::new(), batch: usize::MAX }
+        Self {
+            segments: Vec::new(),
+            scratch: Vec::new(),
+            pieces: Vec::new(),
+            folds: Vec::new(),
+            batch: usize::MAX,
+        }
     }
 }
 
