@@ -9,8 +9,9 @@ use kvx_core::id::{Incarnation, PeerId, TransferId};
 use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_core::{Error, Result};
 
+use crate::engine::PeerState;
 use crate::error::{BACKEND, down, misuse};
-use crate::net::{EngineId, Fabric, Net, PeerState};
+use crate::net::{EngineId, Fabric, Net};
 use crate::trace::What;
 
 /// One engine's end of a [`Fabric`]. Dropping it ends the engine.

@@ -8,8 +8,9 @@ use kvx_core::id::{Incarnation, PeerId};
 use kvx_core::{Error, ErrorKind, Result};
 
 use crate::backend::MockBackend;
+use crate::engine::{Peer, PeerState};
 use crate::error::{BACKEND, down, malformed};
-use crate::net::{ConnectionId, EngineId, FabricId, Net, Peer, PeerState};
+use crate::net::{ConnectionId, EngineId, FabricId, Net};
 use crate::trace::What;
 
 impl Handshake for MockBackend {

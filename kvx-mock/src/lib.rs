@@ -3,6 +3,7 @@
 
 mod backend;
 mod config;
+mod engine;
 mod error;
 mod handshake;
 mod memory;

@@ -6,8 +6,9 @@ use kvx_core::{Error, ErrorKind, Result};
 use rand::RngExt;
 
 use crate::backend::MockBackend;
+use crate::engine::{Imported, PeerState, Registered, RemoteKey};
 use crate::error::{BACKEND, down, malformed, misuse, stale};
-use crate::net::{EngineId, Imported, Net, PeerState, Registered, RemoteKey};
+use crate::net::{EngineId, Net};
 use crate::trace::What;
 
 impl MemoryRegistry for MockBackend {

@@ -7,8 +7,9 @@ use kvx_core::transfer::Mode;
 use kvx_core::{Error, ErrorKind, Result};
 use rand::RngExt;
 
+use crate::engine::{Closing, Engine, Job, Peer, PeerState, Transfer, Work};
 use crate::error::{BACKEND, down, malformed};
-use crate::net::{Closing, Engine, EngineId, Job, Net, Peer, PeerState, Transfer, Work};
+use crate::net::{EngineId, Net};
 use crate::trace::What;
 
 /// Most steps of one poll.

@@ -9,8 +9,9 @@ use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::transfer::{Mode, PostedSegment};
 use rand::seq::SliceRandom;
 
+use crate::engine::{Engine, Job, PeerState, Transfer, Work};
 use crate::error::{BACKEND, down, misuse, over, stale};
-use crate::net::{Engine, EngineId, Job, Net, PeerState, Transfer, Work};
+use crate::net::{EngineId, Net};
 use crate::trace::What;
 
 const SUBMIT: &str = "submit";

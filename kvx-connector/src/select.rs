@@ -1,0 +1,243 @@
+//! Which backend to use, and why.
+//!
+//! A name that the program gives comes first, then `KVX_BACKEND`, then the highest rank among those that can be used here,
+//! that the policy allows and that the other side has. A backend without a rank (the mock) is only ever taken by name.
+
+use std::sync::Arc;
+
+use kvx_core::backend::TransferBackend;
+use kvx_core::config::BackendConfig;
+use kvx_core::registry::{Probe, Registration};
+use kvx_core::{Error, ErrorKind, Result};
+
+mod choice;
+mod policy;
+#[cfg(test)]
+mod tests;
+
+pub use choice::{Choice, Considered, Reason, Verdict};
+pub use policy::Policy;
+
+/// Chooses among this program's backends. `peer` lists what the other side [`offers`]; `None` when that is not known.
+///
+/// Where both sides know each other's offers, both choose the same. The choice is logged.
+///
+/// # Errors
+///
+/// - [`ErrorKind::Config`]: no backend of this program has the name that was given, or there are options but no name.
+/// - [`ErrorKind::Unsupported`]: the named backend cannot be used, with its probe's reason and remedy; or none can, with
+///   what speaks against each.
+/// - As for [`backends`](crate::backends).
+pub fn choose(policy: &Policy, peer: Option<&[&str]>) -> Result<Choice> {
+    let choice = choose_among(&crate::backends()?, policy, peer)?;
+    tracing::info!(
+        backend = choice.registration.name,
+        reason = %choice.reason,
+        detail = choice.detail,
+        "chose a backend"
+    );
+    for considered in choice.considered.iter().filter(|c| c.verdict != Verdict::Chosen) {
+        tracing::debug!(backend = considered.name, verdict = %considered.verdict, "did not choose");
+    }
+    Ok(choice)
+}
+
+/// What to tell the other side: the names of all backends that could be chosen here, sorted.
+///
+/// # Errors
+///
+/// As for [`choose`], except that an empty list is no error.
+pub fn offers(policy: &Policy) -> Result<Vec<&'static str>> {
+    offers_among(&crate::backends()?, policy)
+}
+
+/// Opens what was chosen. `config` is, most likely, the options of the policy by which it was.
+///
+/// # Errors
+///
+/// Those of the backend's [`Opener`](kvx_core::registry::Opener).
+pub async fn open(choice: &Choice, config: &BackendConfig) -> Result<Arc<dyn TransferBackend>> {
+    let name = choice.registration.name;
+    let backend = choice.registration.opener.open(config).await.inspect_err(|error| {
+        tracing::warn!(backend = name, %error, "could not open the chosen backend");
+    })?;
+    backend.capabilities().check().map_err(|error| error.with_backend(name))?;
+    Ok(backend)
+}
+
+fn offers_among(all: &[&'static Registration], policy: &Policy) -> Result<Vec<&'static str>> {
+    if policy.named().is_some() {
+        return Ok(match choose_among(all, policy, None) {
+            Ok(choice) => vec![choice.registration.name],
+            Err(error) if error.kind() == ErrorKind::Unsupported => Vec::new(),
+            Err(error) => return Err(error),
+        });
+    }
+    check_options(policy)?;
+    let mut names: Vec<_> =
+        all.iter().filter(|one| usable(one, policy, None).is_ok()).map(|one| one.name).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn choose_among(
+    all: &[&'static Registration],
+    policy: &Policy,
+    peer: Option<&[&str]>,
+) -> Result<Choice> {
+    let mut all = all.to_vec();
+    all.sort_unstable_by_key(|one| one.name);
+    match policy.named() {
+        Some((name, reason)) => choose_named(&all, policy, peer, name, reason),
+        None => choose_ranked(&all, policy, peer),
+    }
+}
+
+fn choose_named(
+    all: &[&'static Registration],
+    policy: &Policy,
+    peer: Option<&[&str]>,
+    name: &str,
+    reason: Reason,
+) -> Result<Choice> {
+    let Some(registration) = all.iter().find(|one| one.name == name).copied() else {
+        return Err(Error::config("choose", format!("no backend is named {name:?}"))
+            .with_context("asked", reason)
+            .with_context("registered", list(all.iter().map(|one| one.name)))
+            .with_remedy("name a registered one, or build with the feature that brings it"));
+    };
+    match admit(registration, policy, peer).and_then(|()| probe(registration, &policy.options)) {
+        Ok(detail) => {
+            let considered = all
+                .iter()
+                .map(|one| match one.name == name {
+                    true => Considered { name: one.name, verdict: Verdict::Chosen },
+                    false => Considered { name: one.name, verdict: Verdict::NotNamed },
+                })
+                .collect();
+            Ok(Choice { registration, reason, detail, considered })
+        }
+        Err(verdict) => Err(refusal(registration.name, reason, verdict, policy, peer)),
+    }
+}
+
+/// Why the backend that was named is not taken.
+fn refusal(
+    name: &'static str,
+    asked: Reason,
+    verdict: Verdict,
+    policy: &Policy,
+    peer: Option<&[&str]>,
+) -> Error {
+    let error = |message: String| {
+        Error::unsupported("choose", message).with_backend(name).with_context("asked", asked)
+    };
+    match verdict {
+        Verdict::Unavailable { reason, remedy } => {
+            let error = error(format!("{name} cannot be used here: {reason}"));
+            match remedy {
+                Some(remedy) => error.with_remedy(remedy),
+                None => error,
+            }
+        }
+        Verdict::NotAllowed => error(format!("{name} was asked for, but the policy forbids it"))
+            .with_context("allowed", list(policy.allow.iter().flatten()))
+            .with_remedy("allow it, or name another"),
+        _ => error(format!("{name} was asked for, but the peer does not have it"))
+            .with_context("peer", list(peer.unwrap_or_default()))
+            .with_remedy("start the peer with this backend, or name one that it has"),
+    }
+}
+
+fn choose_ranked(
+    all: &[&'static Registration],
+    policy: &Policy,
+    peer: Option<&[&str]>,
+) -> Result<Choice> {
+    check_options(policy)?;
+    let judged: Vec<_> = all.iter().map(|one| (*one, usable(one, policy, peer))).collect();
+    let usable = || judged.iter().filter_map(|(one, found)| Some((*one, found.as_ref().ok()?)));
+    // Sorted by name, and the first of equals is kept: names decide between equal ranks.
+    let best = usable().reduce(|best, next| if next.1.rank > best.1.rank { next } else { best });
+    let Some((registration, found)) = best else { return Err(none_usable(judged)) };
+    let reason = if usable().count() == 1 { Reason::Only } else { Reason::Ranked };
+    let detail = found.detail.clone();
+    let considered = judged
+        .into_iter()
+        .map(|(one, found)| {
+            let verdict = match found {
+                Ok(_) if one.name == registration.name => Verdict::Chosen,
+                Ok(Usable { rank, .. }) => Verdict::Outranked { rank },
+                Err(verdict) => verdict,
+            };
+            Considered { name: one.name, verdict }
+        })
+        .collect();
+    Ok(Choice { registration, reason, detail, considered })
+}
+
+/// A backend that may be chosen unasked.
+struct Usable {
+    rank: u32,
+    detail: String,
+}
+
+/// Whether a backend may be chosen unasked.
+fn usable(one: &Registration, policy: &Policy, peer: Option<&[&str]>) -> Result<Usable, Verdict> {
+    admit(one, policy, peer)?;
+    let rank = one.rank.ok_or(Verdict::NeverUnasked)?;
+    let detail = probe(one, &BackendConfig::new())?;
+    Ok(Usable { rank, detail })
+}
+
+/// Whether a backend may be chosen at all.
+fn admit(one: &Registration, policy: &Policy, peer: Option<&[&str]>) -> Result<(), Verdict> {
+    if !policy.allows(one.name) {
+        return Err(Verdict::NotAllowed);
+    }
+    if peer.is_some_and(|names| !names.contains(&one.name)) {
+        return Err(Verdict::PeerLacksIt);
+    }
+    Ok(())
+}
+
+fn probe(one: &Registration, options: &BackendConfig) -> Result<String, Verdict> {
+    match (one.probe)(options) {
+        Probe::Available { detail, .. } => Ok(detail),
+        Probe::Unavailable { reason, remedy } => Err(Verdict::Unavailable { reason, remedy }),
+        _ => Err(Verdict::Unavailable { reason: "its probe is inconclusive".into(), remedy: None }),
+    }
+}
+
+fn check_options(policy: &Policy) -> Result<()> {
+    if policy.options == BackendConfig::new() {
+        return Ok(());
+    }
+    Err(Error::config("choose", "there are options for a backend, but none is named")
+        .with_remedy(format!("name one, for example with {}, or drop the options", policy::NAME)))
+}
+
+/// Why no backend is taken.
+fn none_usable(
+    judged: Vec<(&'static Registration, std::result::Result<Usable, Verdict>)>,
+) -> Error {
+    let unasked = judged.iter().any(|(_, found)| matches!(found, Err(Verdict::NeverUnasked)));
+    let remedy = if judged.is_empty() {
+        "build with the feature of a backend"
+    } else if unasked {
+        "name a backend, for example with KVX_BACKEND, or make another one available: kvx backends"
+    } else {
+        "make one of them available: kvx backends"
+    };
+    let error = Error::unsupported("choose", "no backend can be used").with_remedy(remedy);
+    judged
+        .into_iter()
+        .filter_map(|(one, found)| Some((one.name, found.err()?)))
+        .fold(error, |error, (name, verdict)| error.with_context(name, verdict))
+}
+
+/// Names, as a message lists them.
+fn list(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let names: Vec<_> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}

@@ -1,0 +1,86 @@
+//! Choosing and opening with what is built in.
+
+use kvx_connector::{Policy, choose};
+use kvx_core::ErrorKind;
+
+#[cfg(test)]
+mod environment {
+    use super::*;
+
+    /// Runs a test of this module again, in a process of its own with these variables. `false` in that process.
+    fn in_child(test: &str, variables: [(&str, &str); 2]) -> bool {
+        const CHILD: &str = "KVX_TEST_CHILD";
+        if std::env::var_os(CHILD).is_some() {
+            return false;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("environment::{test}"), "--nocapture"])
+            .envs(variables)
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{output:?}");
+        true
+    }
+
+    #[test]
+    fn it_is_read() {
+        if !in_child("it_is_read", [("KVX_BACKEND", "nope"), ("KVX_BACKEND_OPTIONS", "a=b")]) {
+            let policy = Policy::from_env().unwrap();
+            assert_eq!(policy.environment.as_deref(), Some("nope"));
+            assert_eq!(policy.options.text("a"), Some("b"));
+            let error = choose(&policy, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains("named by KVX_BACKEND"), "{error}");
+        }
+    }
+
+    #[test]
+    fn empty_is_none() {
+        if !in_child("empty_is_none", [("KVX_BACKEND", ""), ("KVX_BACKEND_OPTIONS", "")]) {
+            assert_eq!(Policy::from_env().unwrap(), Policy::default());
+        }
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        let variables = [("KVX_BACKEND", "mock"), ("KVX_BACKEND_OPTIONS", "device")];
+        if !in_child("bad_options_are_refused", variables) {
+            let error = Policy::from_env().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains("\"device\""), "{error}");
+        }
+    }
+}
+
+#[cfg(feature = "mock")]
+mod mock {
+    use kvx_connector::{Policy, Reason, choose, offers, open};
+    use kvx_core::ErrorKind;
+
+    #[test]
+    fn the_mock_is_never_chosen_unasked() {
+        let error = choose(&Policy::default(), None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("mock=never chosen unasked"), "{error}");
+        assert!(offers(&Policy::default()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn by_name_it_is_chosen_and_opened_with_its_options() {
+        let options = "preset=efa,seed=9".parse().unwrap();
+        let policy = Policy { options, ..Policy::default() }.with_name(Some("mock"));
+        assert_eq!(offers(&policy).unwrap(), ["mock"]);
+        let choice = choose(&policy, Some(&["mock"])).unwrap();
+        assert_eq!(choice.reason, Reason::Named);
+        assert!(choice.detail.contains("seed 9"), "{choice}");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let backend = runtime.block_on(open(&choice, &policy.options)).unwrap();
+        assert_eq!(backend.name(), "mock");
+        let efa = kvx_mock::Preset::efa();
+        assert_eq!(backend.capabilities(), efa.capabilities());
+        let error = runtime.block_on(open(&choice, &"sed=1".parse().unwrap())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+}
