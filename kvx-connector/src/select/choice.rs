@@ -23,7 +23,7 @@ pub struct Choice {
 fn only_name<S: serde::Serializer>(
     registration: &&'static Registration,
     serializer: S,
-) -> std::result::Result<S::Ok, S::Error> {
+) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(registration.name)
 }
 
