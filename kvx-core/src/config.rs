@@ -51,6 +51,11 @@ impl BackendConfig {
         })
     }
 
+    /// All options, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.options.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     /// Refuses options that are not among `known`.
     ///
     /// # Errors

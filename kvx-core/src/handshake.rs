@@ -21,6 +21,7 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::id::{Incarnation, PeerId};
+use crate::wire;
 
 /// The handshake of a fabric. See the [module documentation](self).
 pub trait Handshake {
@@ -62,8 +63,14 @@ pub trait Handshake {
 
 /// Bytes of a handshake: opaque, bounded.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
-pub struct HandshakeBytes(Vec<u8>);
+#[serde(transparent)]
+pub struct HandshakeBytes(
+    #[serde(
+        serialize_with = "wire::serialize_bytes",
+        deserialize_with = "wire::bytes::<_, { HandshakeBytes::MAX_BYTES }>"
+    )]
+    Vec<u8>,
+);
 
 impl HandshakeBytes {
     /// Most bytes of one message.

@@ -12,5 +12,6 @@ pub mod plan;
 pub mod port;
 pub mod registry;
 pub mod transfer;
+pub mod wire;
 
 pub use error::{Error, ErrorKind, Result, Retry};

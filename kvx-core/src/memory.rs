@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{PeerId, RegionId, RemoteRegionId};
-use crate::{Error, Result};
+use crate::{Error, Result, wire};
 
 mod copy;
 mod host;
@@ -190,8 +190,14 @@ impl Region {
 ///
 /// Printed only by length: whoever has a key can reach the memory.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
-pub struct KeyBlob(Vec<u8>);
+#[serde(transparent)]
+pub struct KeyBlob(
+    #[serde(
+        serialize_with = "wire::serialize_bytes",
+        deserialize_with = "wire::bytes::<_, { KeyBlob::MAX_BYTES }>"
+    )]
+    Vec<u8>,
+);
 
 impl KeyBlob {
     /// Most bytes of a key blob. Several NICs and split registrations fit: the backend's business.

@@ -1,11 +1,9 @@
 //! What makes a layout valid. A layout may come from a peer: every sum is checked, and the work is bounded.
 
-use super::rank::{CacheGroup, GroupKind, RankLayoutParts};
+use super::rank::{CacheGroup, GroupKind, RankLayout, RankLayoutParts};
 use super::tensor::{Axis, Granularity, Tensor, TokenShard, Window};
 use crate::{Error, Result};
 
-/// Most regions, groups and tensors that a layout may have.
-const MAX_ITEMS: usize = 4096;
 /// Most rows of a pair of tensors that are compared one by one when their footprints interleave.
 const MAX_ROWS: u64 = 1 << 20;
 
@@ -14,12 +12,8 @@ fn refuse(what: String) -> Error {
 }
 
 pub(super) fn check(parts: &RankLayoutParts) -> Result<()> {
-    let coords = &parts.coords;
-    let grid = coords.grid;
-    super::Grid::new(grid.tp, grid.pp, grid.dp)?;
-    if coords.tp >= grid.tp || coords.pp >= grid.pp || coords.dp >= grid.dp {
-        return Err(refuse(format!("rank {coords} is outside its grid {grid}")));
-    }
+    const MAX_ITEMS: usize = RankLayout::MAX_ITEMS;
+    parts.coords.check()?;
     for (name, count) in [
         ("regions", parts.regions.len()),
         ("groups", parts.groups.len()),

@@ -70,6 +70,19 @@ pub struct RankCoords {
 }
 
 impl RankCoords {
+    /// Whether its grid is one, and it lies in it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Grid::new`], and [`ErrorKind::Config`](crate::ErrorKind::Config) when it is outside the grid.
+    pub fn check(&self) -> Result<()> {
+        let grid = Grid::new(self.grid.tp, self.grid.pp, self.grid.dp)?;
+        if self.tp >= grid.tp || self.pp >= grid.pp || self.dp >= grid.dp {
+            return Err(Error::config("grid", format!("rank {self} is outside its grid {grid}")));
+        }
+        Ok(())
+    }
+
     /// Its number among all ranks of the engine: distinct for distinct coordinates, below `tp * pp * dp`.
     #[must_use]
     pub const fn index(&self) -> u32 {
@@ -153,6 +166,21 @@ mod tests {
         let grid = Grid::new(3, 2, 2).unwrap();
         let numbers: Vec<u32> = grid.ranks().map(|rank| rank.index()).collect();
         assert_eq!(numbers, (0..12).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_rank_lies_in_its_grid() {
+        let grid = Grid::new(2, 3, 4).unwrap();
+        assert!(grid.ranks().all(|rank| rank.check().is_ok()));
+        let last = RankCoords { grid, tp: 1, pp: 2, dp: 3 };
+        for outside in [
+            RankCoords { tp: 2, ..last },
+            RankCoords { pp: 3, ..last },
+            RankCoords { dp: 4, ..last },
+            RankCoords { grid: Grid { tp: 0, ..grid }, ..last },
+        ] {
+            assert!(outside.check().is_err(), "{outside}");
+        }
     }
 
     #[test]

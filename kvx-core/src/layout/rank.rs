@@ -7,6 +7,7 @@ use super::grid::RankCoords;
 use super::tensor::{Tensor, TensorKey};
 use crate::Result;
 use crate::memory::MemoryKind;
+use crate::wire;
 
 /// Size and kind of one region of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,15 +67,21 @@ pub struct RankLayoutParts {
     /// Where the rank stands in its engine.
     pub coords: RankCoords,
     /// Its regions.
+    #[serde(deserialize_with = "wire::list::<_, _, { RankLayout::MAX_ITEMS }>")]
     pub regions: Vec<RegionSpec>,
     /// Its cache groups. Layers of different groups may lie in the same memory (each block is then used by one group at
     /// a time).
+    #[serde(deserialize_with = "wire::list::<_, _, { RankLayout::MAX_ITEMS }>")]
     pub groups: Vec<CacheGroup>,
     /// Its tensors.
+    #[serde(deserialize_with = "wire::list::<_, _, { RankLayout::MAX_ITEMS }>")]
     pub tensors: Vec<Tensor>,
 }
 
 impl RankLayout {
+    /// Most regions, groups and tensors that a layout may have, each.
+    pub const MAX_ITEMS: usize = 4096;
+
     /// Checks `parts` and makes a layout of them. Tensors are sorted by layer and role.
     ///
     /// # Errors
