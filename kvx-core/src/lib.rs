@@ -2,8 +2,10 @@
 
 pub mod backend;
 pub mod capability;
+pub mod card;
 pub mod config;
 pub mod error;
+pub mod facts;
 pub mod handshake;
 pub mod id;
 pub mod layout;
