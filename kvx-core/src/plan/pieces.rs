@@ -149,7 +149,8 @@ pub(super) fn attention(
 /// The tokens to move: see [the module documentation](super), *What is moved*.
 fn bounds(to: &Side, from: &Side, tokens: u64, range: &Range<u64>, window: Window) -> (u64, u64) {
     let (mut start, mut end) = (window.first_needed(tokens), range.end);
-    if to.kernel_tokens == from.kernel_tokens && !range.is_empty() {
+    // Where the window needs no token, there is no block to move whole.
+    if to.kernel_tokens == from.kernel_tokens && !range.is_empty() && start < tokens {
         let block = u64::from(to.kernel_tokens);
         start -= start % block;
         if end == tokens {
