@@ -1,3 +1,7 @@
-//! Placeholder.
+//! The program `kvx`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kvx_cli::main()
+}

@@ -1,0 +1,138 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvx_core::Result;
+use kvx_core::layout::{Dtype, ModelGeometry, NamedLayout};
+use kvx_core::transfer::Mode;
+
+use crate::failure::EXIT_CODES;
+use crate::model;
+use crate::shape::Shape;
+
+/// Moves KV caches between inference engines, exactly, whatever their layouts.
+#[derive(Debug, Parser)]
+#[command(name = "kvx", version, after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// Print one JSON document instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Say what moving a request between two shapes of engine costs, and draw why
+    Plan(PlanArgs),
+}
+
+/// A model and two shapes of engine.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EngineArgs {
+    /// A preset's name, or the path of a Hugging Face config.json
+    #[arg(long, value_name = "NAME|FILE", default_value = "llama-3.1-8b")]
+    pub(crate) model: String,
+    /// Element type of keys, values and latents [default: the model's]
+    #[arg(long)]
+    pub(crate) dtype: Option<String>,
+    /// Shape of the engine that filled the cache, for example tp=2,layout=hnd,block=16 [default: that]
+    ///
+    /// Any of: tp, pp, dp (ranks); block, kernel (tokens per block of the engine and of its attention kernel); blocks (in
+    /// the pool); layout (nhd, hnd, flash-infer-hnd, packed-nhd, cross-layer-nhd, ...); regions (tensor, layer, single);
+    /// groups (shared, window: whether layers with a window have a block table of their own); conv (channels, taps); dtype.
+    #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true)]
+    pub(crate) producer: String,
+    /// Shape of the engine that needs it [default: tp=4,layout=nhd,block=32]
+    #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true)]
+    pub(crate) consumer: String,
+    /// Who starts transfers: the consumer reads, or the producer writes
+    #[arg(long, value_enum, default_value_t = ModeArg::Read)]
+    pub(crate) mode: ModeArg,
+}
+
+/// A model and two shapes of engine, read and checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Engines {
+    /// The model.
+    pub(crate) model: ModelGeometry,
+    /// Shape of the engine that filled the cache.
+    pub(crate) producer: Shape,
+    /// Shape of the engine that needs it.
+    pub(crate) consumer: Shape,
+    /// Who starts transfers.
+    pub(crate) mode: Mode,
+}
+
+impl EngineArgs {
+    /// Reads the model and the shapes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config), naming the option, for whatever cannot be read.
+    pub(crate) fn read(&self) -> Result<Engines> {
+        let dtype: Option<Dtype> = self
+            .dtype
+            .as_deref()
+            .map(|text| {
+                text.parse()
+                    .map_err(|error: kvx_core::Error| error.with_context("option", "--dtype"))
+            })
+            .transpose()?;
+        Ok(Engines {
+            model: model::load(&self.model, dtype)?,
+            producer: Shape::new(2, NamedLayout::FlashAttentionHnd, 16)?
+                .changed_by("--producer", &self.producer)?,
+            consumer: Shape::new(4, NamedLayout::FlashAttentionNhd, 32)?
+                .changed_by("--consumer", &self.consumer)?,
+            mode: self.mode.into(),
+        })
+    }
+}
+
+/// Who starts transfers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeArg {
+    /// The consumer reads
+    Read,
+    /// The producer writes
+    Write,
+}
+
+impl From<ModeArg> for Mode {
+    fn from(mode: ModeArg) -> Self {
+        match mode {
+            ModeArg::Read => Self::Read,
+            ModeArg::Write => Self::Write,
+        }
+    }
+}
+
+/// Options of `kvx plan`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlanArgs {
+    /// The model and the two shapes.
+    #[command(flatten)]
+    pub(crate) engines: EngineArgs,
+    /// Tokens of the request
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) tokens: u64,
+    /// How the request's blocks lie in both pools
+    #[arg(long, value_enum, default_value_t = Order::Contiguous)]
+    pub(crate) blocks: Order,
+    /// Draw the two layouts of one block, and the runs between them, into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// How a request's blocks lie in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Order {
+    /// One after the other, as in an engine that has just started
+    Contiguous,
+    /// No two that follow each other on one side follow each other on the other
+    Permuted,
+}

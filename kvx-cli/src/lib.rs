@@ -1,0 +1,82 @@
+//! The program `kvx`, as a library: what its commands are made of.
+//!
+//! [`main`] is the program. The rest is here for tests.
+
+mod args;
+mod failure;
+mod model;
+mod output;
+mod pairs;
+mod picture;
+mod plan;
+mod shape;
+mod size;
+mod tables;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::json;
+
+use args::{Cli, Command};
+use failure::Failure;
+use output::Output;
+
+/// Runs the program with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    ExitCode::from(match Cli::try_parse_from(&arguments) {
+        Ok(cli) => run(&cli),
+        Err(error) => usage(&error, &arguments),
+    })
+}
+
+fn run(cli: &Cli) -> u8 {
+    let mut out = Output::new(cli.json);
+    let done = match &cli.command {
+        Command::Plan(args) => plan::run(args, &mut out).map(|()| failure::OK),
+    };
+    match done {
+        Ok(code) => code,
+        Err(Failure::Error(error)) => {
+            output::note(format!("error: {}", failure::line(&error)));
+            // The exit code tells of the error in any case.
+            let _unread = out.document(&failure::document(&error));
+            failure::exit_code(&error)
+        }
+        // Whoever read the output has seen enough.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => failure::OK,
+        Err(Failure::Output(error)) => {
+            output::note(format!("error: standard output cannot be written: {error}"));
+            failure::FAILED
+        }
+    }
+}
+
+/// Prints what is wrong with the command line, or the help that was asked for.
+fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
+    if !error.use_stderr() {
+        let _unread = write!(io::stdout(), "{error}");
+        return failure::OK;
+    }
+    let text = error.to_string();
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        output::note(text.trim_end());
+        return failure::USAGE;
+    }
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let known = |line: &&str| line.starts_with("tip:") || line.starts_with("[possible values:");
+    let remedy = lines.find(known).unwrap_or("see kvx --help").trim_start_matches("tip: ");
+    output::note(format!("error: {what}; {remedy}"));
+    if arguments.iter().any(|argument| argument == "--json") {
+        let document = json!({ "error": {
+            "kind": "usage", "message": what, "remedy": remedy, "exit_code": failure::USAGE,
+        } });
+        let _unread = Output::new(true).document(&document);
+    }
+    failure::USAGE
+}

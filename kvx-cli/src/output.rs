@@ -1,0 +1,78 @@
+//! What the program prints: text for people, or one JSON document.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use serde::Serialize;
+
+/// Where a command's result goes. Standard output holds nothing else.
+#[derive(Debug)]
+pub(crate) struct Output {
+    json: bool,
+    out: io::StdoutLock<'static>,
+}
+
+impl Output {
+    /// Standard output, for JSON or for people.
+    #[must_use]
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json, out: io::stdout().lock() }
+    }
+
+    /// Whether it takes one JSON document rather than text.
+    #[must_use]
+    pub(crate) const fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Prints a line for people; nothing where JSON was asked for.
+    ///
+    /// # Errors
+    ///
+    /// When standard output cannot be written, for example because its reader is gone.
+    pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        if self.json { Ok(()) } else { writeln!(self.out, "{}", text.as_ref()) }
+    }
+
+    /// Prints a table for people; nothing where JSON was asked for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`line`](Self::line).
+    pub(crate) fn table(&mut self, table: &Table) -> io::Result<()> {
+        self.line(table.trim_fmt())
+    }
+
+    /// Prints the JSON document, where that was asked for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`line`](Self::line).
+    pub(crate) fn document(&mut self, value: &impl Serialize) -> io::Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        serde_json::to_writer(&mut self.out, value)?;
+        writeln!(self.out)?;
+        self.out.flush()
+    }
+}
+
+/// A rule under the column heads, and no other.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new(' ', '─', ' ', ' '));
+
+/// An empty table with these column heads. Numbers, in the columns from `numbers` on, are aligned to the right.
+#[must_use]
+pub(crate) fn table(heads: &[&str], numbers: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled).set_header(heads);
+    for column in table.column_iter_mut().skip(numbers) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Prints a line for people to standard error. What cannot be printed there cannot be told to anyone.
+pub(crate) fn note(text: impl AsRef<str>) {
+    let _unread = writeln!(io::stderr().lock(), "{}", text.as_ref());
+}

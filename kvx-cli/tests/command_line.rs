@@ -1,0 +1,67 @@
+//! What the program says and how it ends: exit codes, errors, JSON.
+
+use crate::common::{json, kvx};
+
+#[test]
+fn every_way_to_end_has_its_exit_code() {
+    for (arguments, code, says) in [
+        ("plan", 0, ""),
+        ("--help", 0, ""),
+        ("--version", 0, ""),
+        ("", 2, "Usage: kvx"),
+        ("pla", 2, "unrecognized subcommand 'pla'"),
+        ("plan --mode push", 2, "possible values: read, write"),
+        ("plan --tokens 0", 2, "--tokens"),
+        ("plan --tokens 9999999", 2, "ask for fewer tokens"),
+        ("plan --model nowhere", 2, "is neither a preset nor a file"),
+        ("plan --dtype f7", 2, "unknown dtype"),
+        ("plan --producer tq=1", 2, "tp (tensor parallel ranks)"),
+        ("plan --producer tp=0", 2, "tp=0"),
+        ("plan --producer block=16,kernel=5", 2, "kernel"),
+        ("plan --producer blocks=8", 2, "give blocks=33 or more"),
+        ("plan --consumer layout=cross-layer-nhd,regions=layer", 2, "cross-layer"),
+        ("plan --producer dtype=f16", 4, "producer has f16, consumer has bf16"),
+        ("plan --svg no/such/directory.svg", 1, "cannot be written"),
+    ] {
+        let run = kvx(arguments);
+        assert_eq!(run.code, code, "kvx {arguments}: {run:#?}");
+        assert!(run.stderr.contains(says), "kvx {arguments}: {run:#?}");
+        assert_eq!(run.stderr.is_empty(), code == 0, "kvx {arguments}: {run:#?}");
+        let lines = run.stderr.lines().count();
+        assert!(code == 0 || arguments.is_empty() || lines == 1, "kvx {arguments}: {run:#?}");
+        assert_eq!(run.stdout.is_empty(), code != 0, "kvx {arguments}: {run:#?}");
+    }
+    assert!(kvx("--help").stdout.contains("Exit codes:"));
+}
+
+#[test]
+fn with_json_an_error_is_a_document_too() {
+    let error = &json("plan --producer dtype=f16", 4)["error"];
+    assert_eq!(error["kind"], "mismatch");
+    assert_eq!(error["field"], "layer 0 K dtype");
+    assert_eq!((&error["producer"], &error["consumer"]), (&"f16".into(), &"bf16".into()));
+    assert_eq!(json("plan --producer tp=x", 2)["error"]["kind"], "config");
+    assert_eq!(json("plan --tokens x", 2)["error"]["kind"], "usage");
+    assert_eq!(json("plan --svg no/such/directory.svg", 1)["error"]["exit_code"], 1);
+}
+
+#[test]
+fn plans_of_every_preset_are_made() {
+    for model in ["deepseek-v3.2", "gemma-3-4b", "gpt-oss-20b", "llama-4-scout", "nemotron-h-8b"] {
+        let plan = json(&format!("plan --tokens 700 --mode write --model {model}"), 0);
+        assert_eq!(plan["model"], model);
+        assert_eq!(plan["mode"], "write");
+        let order = |field: &str| plan[field].as_u64().unwrap();
+        assert!(order("shortest_run") <= order("median_run"), "{plan}");
+        assert!(order("median_run") <= order("longest_run"), "{plan}");
+        assert!(order("segments") > 0 && order("bytes") > 0, "{plan}");
+    }
+}
+
+#[test]
+fn a_table_is_printed_for_people() {
+    let run = kvx("plan --producer pp=2");
+    for words in ["llama-3.1-8b: 512 tokens", "rank 3 (tp 1, pp 1)", "8 pairs", "262,144"] {
+        assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
+    }
+}

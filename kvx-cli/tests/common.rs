@@ -1,0 +1,34 @@
+//! Runs the program as a user does.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// What a run of `kvx` gave.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs `kvx` with `arguments`, parted by blanks.
+pub(crate) fn kvx(arguments: &str) -> Run {
+    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_kvx"))
+        .args(arguments.split_whitespace())
+        .env_remove("KVX_BACKEND")
+        .output()
+        .unwrap();
+    Run {
+        code: status.code().unwrap_or(-1),
+        stdout: String::from_utf8(stdout).unwrap(),
+        stderr: String::from_utf8(stderr).unwrap(),
+    }
+}
+
+/// Runs `kvx --json` with `arguments`, which must end with `code`, and reads the one document that it prints.
+pub(crate) fn json(arguments: &str, code: i32) -> Value {
+    let run = kvx(&format!("--json {arguments}"));
+    assert_eq!(run.code, code, "kvx {arguments}: {run:#?}");
+    serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:#?}"))
+}

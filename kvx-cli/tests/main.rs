@@ -1,0 +1,8 @@
+//! Tests of the program as it is built.
+
+#[cfg(test)]
+mod command_line;
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod plan_figures;
