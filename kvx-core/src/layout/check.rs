@@ -4,8 +4,7 @@ use super::rank::{CacheGroup, GroupKind, RankLayout, RankLayoutParts};
 use super::tensor::{Axis, Granularity, Tensor, TokenShard, Window};
 use crate::{Error, Result};
 
-/// Most rows of a pair of tensors that are compared one by one when their footprints interleave.
-const MAX_ROWS: u64 = 1 << 20;
+mod disjoint;
 
 fn refuse(what: String) -> Error {
     Error::config("layout", what)
@@ -37,7 +36,7 @@ pub(super) fn check(parts: &RankLayoutParts) -> Result<()> {
             return Err(refuse(format!("{} is there twice", pair[0].key())));
         }
     }
-    check_disjoint(parts)
+    disjoint::check_disjoint(&parts.tensors)
 }
 
 pub(super) fn check_groups(groups: &[CacheGroup]) -> Result<()> {
@@ -163,117 +162,5 @@ fn check_nested(tensor: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// No two tensors of one group may share a byte. (Tensors of different groups may: a block belongs to one group at a
-/// time.)
-fn check_disjoint(parts: &RankLayoutParts) -> Result<()> {
-    let mut order: Vec<&Tensor> = parts.tensors.iter().collect();
-    order.sort_by_key(|tensor| (tensor.group, tensor.region, tensor.base));
-    let end = |tensor: &Tensor| tensor.base + tensor.span().unwrap_or(u64::MAX);
-    let mut rows_left = MAX_ROWS;
-    let mut open: Vec<&Tensor> = Vec::new();
-    for tensor in order {
-        open.retain(|other| {
-            (other.group, other.region) == (tensor.group, tensor.region) && end(other) > tensor.base
-        });
-        for other in &open {
-            if overlap(other, tensor, &mut rows_left)? {
-                return Err(refuse(format!(
-                    "{} and {} share bytes of region {}",
-                    other.key(),
-                    tensor.key(),
-                    tensor.region
-                )));
-            }
-        }
-        open.push(tensor);
-    }
-    Ok(())
-}
-
-fn overlap(a: &Tensor, b: &Tensor, rows_left: &mut u64) -> Result<bool> {
-    // Usual case: both step from block to block by the same stride, so it is enough to compare one block of each, modulo
-    // that stride.
-    let blocks = a.block.extent.max(b.block.extent);
-    if blocks == 1 || a.block.stride == b.block.stride {
-        let stride = if blocks == 1 { u64::MAX } else { a.block.stride };
-        let inside =
-            |t: &Tensor| t.block_span().is_some_and(|span| t.base % stride + span <= stride);
-        if inside(a) && inside(b) {
-            let (a_at, b_at) = (a.base % stride, b.base % stride);
-            let (a_end, b_end) =
-                (a_at + a.block_span().unwrap_or(0), b_at + b.block_span().unwrap_or(0));
-            if a_end <= b_at || b_end <= a_at {
-                return Ok(false);
-            }
-            if side_by_side(a, b) {
-                return Ok(false);
-            }
-            return rows_meet(a, b, Some(stride), rows_left);
-        }
-    }
-    rows_meet(a, b, None, rows_left)
-}
-
-/// Whether two tensors that step alike lie next to each other within their shortest step, as the halves of packed K|V
-/// rows do. Then they cannot meet, however many rows there are.
-fn side_by_side(a: &Tensor, b: &Tensor) -> bool {
-    let steps = |t: &Tensor| [t.token, t.head].map(|axis| (axis.extent, axis.stride));
-    let row = |t: &Tensor| t.dim.reach().map_or(u64::MAX, |reach| reach + t.dtype.bytes());
-    let (low, high) = if a.base <= b.base { (a, b) } else { (b, a) };
-    let shortest = [a.block, a.token, a.head]
-        .into_iter()
-        .filter(|axis| axis.extent > 1)
-        .map(|axis| axis.stride)
-        .min();
-    let apart = high.base - low.base;
-    steps(a) == steps(b)
-        && row(low) <= apart
-        && shortest.is_none_or(|step| apart.saturating_add(row(high)) <= step)
-}
-
-/// Compares the contiguous rows of two tensors, within one block modulo `stride`, or over all blocks.
-fn rows_meet(a: &Tensor, b: &Tensor, stride: Option<u64>, rows_left: &mut u64) -> Result<bool> {
-    let (a_rows, a_len) = rows(a, stride, rows_left)?;
-    let (b_rows, b_len) = rows(b, stride, rows_left)?;
-    let mut all: Vec<(u64, u64)> = a_rows
-        .into_iter()
-        .map(|at| (at, a_len))
-        .chain(b_rows.into_iter().map(|at| (at, b_len)))
-        .collect();
-    all.sort_unstable();
-    Ok(all.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0))
-}
-
-fn rows(tensor: &Tensor, stride: Option<u64>, rows_left: &mut u64) -> Result<(Vec<u64>, u64)> {
-    let element = tensor.dtype.bytes();
-    let mut axes = vec![tensor.token, tensor.head, tensor.dim];
-    if stride.is_none() {
-        axes.push(tensor.block);
-    }
-    axes.retain(|axis| axis.extent > 1);
-    axes.sort_by_key(|axis| axis.stride);
-    let mut run = element;
-    axes.retain(|axis| {
-        let folds = axis.stride == run;
-        if folds {
-            run *= u64::from(axis.extent);
-        }
-        !folds
-    });
-    let count = axes.iter().try_fold(1_u64, |n, axis| n.checked_mul(axis.extent.into()));
-    let count = count.filter(|count| count <= rows_left).ok_or_else(|| {
-        refuse(format!(
-            "{} interleaves with another tensor in too many rows to check (limit {MAX_ROWS})",
-            tensor.key()
-        ))
-    })?;
-    *rows_left -= count;
-    let start = stride.map_or(tensor.base, |stride| tensor.base % stride);
-    let mut starts = vec![start];
-    for axis in axes {
-        starts = (0..u64::from(axis.extent))
-            .flat_map(|i| starts.iter().map(move |at| at + i * axis.stride))
-            .collect();
-    }
-    Ok((starts, run))
-}
+#[cfg(test)]
+mod tests;

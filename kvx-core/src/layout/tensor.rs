@@ -74,7 +74,7 @@ impl Axis {
     /// Bytes from the first position to the last.
     #[must_use]
     pub const fn reach(self) -> Option<u64> {
-        self.stride.checked_mul(self.extent as u64 - 1)
+        self.stride.checked_mul((self.extent as u64).saturating_sub(1))
     }
 }
 
