@@ -152,7 +152,8 @@ impl LayoutBuilder {
     }
 
     /// The groups use the same memory: layer `i` of each group lies where layer `i` of the others does, and a block
-    /// belongs to one group at a time (vLLM's hybrid allocator). Their blocks must have the same number and size.
+    /// belongs to one group at a time (vLLM's hybrid allocator). Their blocks must have the same number and size, but for
+    /// states, which are padded where they are smaller.
     #[must_use]
     pub const fn alias_groups(mut self, yes: bool) -> Self {
         self.alias_groups = yes;
@@ -181,7 +182,7 @@ impl LayoutBuilder {
     }
 
     /// Appends the layers of a draft model, which the other side does not have. They are numbered after the model's own,
-    /// lie on the last pipeline stage, and are never transferred.
+    /// lie on the last pipeline stage, and are local-only: never transferred. They join the groups of their kind.
     #[must_use]
     pub fn draft(mut self, model: &ModelGeometry) -> Self {
         self.layers.extend_from_slice(model.layers());

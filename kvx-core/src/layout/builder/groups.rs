@@ -18,36 +18,47 @@ enum Sort {
     State,
 }
 
-/// The groups of the whole engine: they depend on the model, never on the rank, so that all ranks number them alike.
+/// The groups of the whole engine: they depend on the model, never on the rank, so that all ranks number them alike. Nor
+/// does a draft model change the numbers: its layers join groups that are there, or make new ones after them.
 pub(super) fn groups(builder: &LayoutBuilder) -> Vec<GroupPlan> {
     let mut sorts: BTreeMap<Sort, Vec<u32>> = BTreeMap::new();
+    let mut draft = sorts.clone();
     for (index, kind) in (0_u32..).zip(&builder.layers) {
-        let sort = match kind {
-            LayerKind::Empty => continue,
-            LayerKind::State(_) => Sort::State,
-            LayerKind::Attention(_) | LayerKind::Mla(_) if !builder.group_by_window => {
-                Sort::Attention(Window::Full)
-            }
-            LayerKind::Attention(_) | LayerKind::Mla(_) => {
-                Sort::Attention(kind.window().unwrap_or_default())
-            }
-        };
-        sorts.entry(sort).or_default().push(index);
+        if let Some(sort) = sort(builder, kind) {
+            let sorts = if index < builder.draft_from { &mut sorts } else { &mut draft };
+            sorts.entry(sort).or_default().push(index);
+        }
     }
-    sorts.into_iter().flat_map(|(sort, layers)| split(builder, sort, &layers)).collect()
+    let mut plans = Vec::new();
+    for (sort, layers) in sorts {
+        let first = plans.len();
+        plans.extend(split(builder, sort, &layers));
+        plans[first].layers.extend(draft.remove(&sort).unwrap_or_default());
+    }
+    plans.extend(
+        draft.into_iter().map(|(sort, layers)| GroupPlan { group: group(builder, sort), layers }),
+    );
+    plans
+}
+
+fn sort(builder: &LayoutBuilder, kind: &LayerKind) -> Option<Sort> {
+    match kind {
+        LayerKind::Empty => None,
+        LayerKind::State(_) => Some(Sort::State),
+        LayerKind::Attention(_) | LayerKind::Mla(_) if builder.group_by_window => {
+            Some(Sort::Attention(kind.window().unwrap_or_default()))
+        }
+        LayerKind::Attention(_) | LayerKind::Mla(_) => Some(Sort::Attention(Window::Full)),
+    }
 }
 
 /// Deals the layers of one sort out to as many groups as the limit of layers per group takes.
 fn split(builder: &LayoutBuilder, sort: Sort, layers: &[u32]) -> Vec<GroupPlan> {
     let most = builder.group_layers.map_or(layers.len(), |most| most.max(1) as usize);
     let count = layers.len().div_ceil(most);
+    let dealt = |first| layers.iter().skip(first).step_by(count).copied().collect();
     let group = group(builder, sort);
-    (0..count)
-        .map(|first| GroupPlan {
-            group,
-            layers: layers.iter().skip(first).step_by(count).copied().collect(),
-        })
-        .collect()
+    (0..count).map(|first| GroupPlan { group, layers: dealt(first) }).collect()
 }
 
 fn group(builder: &LayoutBuilder, sort: Sort) -> CacheGroup {

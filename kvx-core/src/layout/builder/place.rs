@@ -37,7 +37,7 @@ pub(super) fn place(builder: &LayoutBuilder, coords: RankCoords) -> Result<RankL
     let mut spots = Spots::new(builder, &groups);
     let mut tensors = Vec::new();
     for area in &areas {
-        let (region, base) = spots.find(area)?;
+        let spot = spots.find(area)?;
         let kernel_blocks = kernel_blocks(&groups[area.group as usize]);
         for (view, (layer, window)) in area.page.views.iter().zip(&area.owners) {
             tensors.push(Tensor {
@@ -45,9 +45,9 @@ pub(super) fn place(builder: &LayoutBuilder, coords: RankCoords) -> Result<RankL
                 role: view.role,
                 dtype: view.dtype,
                 group: area.group,
-                region,
-                base: sum(base, view.offset)?,
-                block: Axis::new(kernel_blocks, area.page.bytes),
+                region: spot.region,
+                base: sum(spot.base, view.offset)?,
+                block: Axis::new(kernel_blocks, spot.stride),
                 token: view.token,
                 head: view.head,
                 dim: view.dim,
@@ -171,14 +171,22 @@ fn page_align(page: &Page) -> u64 {
     page.views.iter().map(|view| view.dtype.bytes()).max().unwrap_or(1)
 }
 
-/// Finds each area's region and offset.
+/// Where an area begins, and the distance between two of its blocks.
+#[derive(Clone, Copy)]
+struct Spot {
+    region: u32,
+    base: u64,
+    stride: u64,
+}
+
+/// Finds a spot for each area.
 struct Spots<'a> {
     builder: &'a LayoutBuilder,
     groups: &'a [CacheGroup],
     regions: Vec<RegionSpec>,
-    /// Group, slot and number of the area that began last.
+    /// Group and slot of the area that began last.
     last: Option<(u32, usize)>,
-    /// With aliased groups: what is already placed, by slot and number.
+    /// With aliased groups: what is already placed.
     placed: Vec<Placed>,
 }
 
@@ -186,9 +194,11 @@ struct Spots<'a> {
 struct Placed {
     slot: usize,
     number: usize,
-    /// Blocks, and bytes of one, as the allocator counts them.
-    blocks: (u32, u64),
-    at: (u32, u64),
+    group: u32,
+    /// Logical blocks, and bytes of one.
+    blocks: u32,
+    bytes: u64,
+    spot: Spot,
 }
 
 impl<'a> Spots<'a> {
@@ -196,35 +206,40 @@ impl<'a> Spots<'a> {
         Self { builder, groups, regions: Vec::new(), last: None, placed: Vec::new() }
     }
 
-    fn find(&mut self, area: &Area) -> Result<(u32, u64)> {
+    fn find(&mut self, area: &Area) -> Result<Spot> {
         if !self.builder.alias_groups {
             return self.append(area);
         }
         let group = &self.groups[area.group as usize];
-        let blocks = (group.blocks, product(&[area.page.bytes, group.kernel_ratio().into()])?);
+        let bytes = product(&[area.page.bytes, group.kernel_ratio().into()])?;
         let same = |placed: &&Placed| (placed.slot, placed.number) == (area.slot, area.number);
-        if let Some(placed) = self.placed.iter().find(same) {
-            if placed.blocks != blocks {
-                return Err(Error::config(
-                    "layout",
-                    format!(
-                        "group {} has {} blocks of {} bytes, another {} of {}: they cannot share memory",
-                        area.group, blocks.0, blocks.1, placed.blocks.0, placed.blocks.1
-                    ),
-                )
-                .with_remedy("choose block_tokens and blocks so that they agree, or do not alias groups"));
-            }
-            return Ok(placed.at);
+        let Some(placed) = self.placed.iter().find(same) else {
+            let spot = self.append(area)?;
+            let (slot, number) = (area.slot, area.number);
+            let (group, blocks) = (area.group, group.blocks);
+            self.placed.push(Placed { slot, number, group, blocks, bytes, spot });
+            return Ok(spot);
+        };
+        // A state is padded to the size of the blocks that it takes the place of.
+        let fits = placed.bytes == bytes || group.kind == GroupKind::State && bytes < placed.bytes;
+        if placed.blocks != group.blocks || !fits {
+            let (one, other) = (placed.group, area.group);
+            return Err(Error::config(
+                "layout",
+                format!(
+                    "groups {one} and {other} cannot share memory: {} blocks of {} bytes, and {} of {bytes}",
+                    placed.blocks, placed.bytes, group.blocks
+                ),
+            )
+            .with_remedy("choose block_tokens and blocks so that they agree, or do not alias groups"));
         }
-        let at = self.append(area)?;
-        self.placed.push(Placed { slot: area.slot, number: area.number, blocks, at });
-        Ok(at)
+        Ok(Spot { stride: placed.bytes / u64::from(group.kernel_ratio()), ..placed.spot })
     }
 
     /// Puts an area after those before it, in a region of its own where the policy says so.
-    fn append(&mut self, area: &Area) -> Result<(u32, u64)> {
-        let bytes =
-            product(&[area.page.bytes, kernel_blocks(&self.groups[area.group as usize]).into()])?;
+    fn append(&mut self, area: &Area) -> Result<Spot> {
+        let stride = area.page.bytes;
+        let blocks = kernel_blocks(&self.groups[area.group as usize]);
         let layer = (area.group, area.slot);
         let fresh = match self.builder.regions {
             RegionPolicy::PerTensor => true,
@@ -232,16 +247,15 @@ impl<'a> Spots<'a> {
             RegionPolicy::Single => false,
         };
         self.last = Some(layer);
-        let memory = self.builder.memory;
         if fresh || self.regions.is_empty() {
-            self.regions.push(RegionSpec { bytes: 0, memory });
+            self.regions.push(RegionSpec { bytes: 0, memory: self.builder.memory });
         }
         let number = self.regions.len() - 1;
-        let region = &mut self.regions[number];
-        let base = align(region.bytes, page_align(&area.page))?;
-        region.bytes = sum(base, bytes)?;
-        let number =
-            u32::try_from(number).map_err(|_| Error::config("layout", "more than 2^32 regions"))?;
-        Ok((number, base))
+        let end = &mut self.regions[number].bytes;
+        let base = align(*end, page_align(&area.page))?;
+        *end = sum(base, product(&[stride, blocks.into()])?)?;
+        // As many as there are areas of at most 1,024 layers.
+        let region = u32::try_from(number).unwrap_or(u32::MAX);
+        Ok(Spot { region, base, stride })
     }
 }

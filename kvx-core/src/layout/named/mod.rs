@@ -42,8 +42,10 @@ pub enum NamedLayout {
     PackedNhd,
     /// `[blocks, heads, tokens, key dims | value dims]`: the same with heads outside.
     PackedHnd,
-    /// `[blocks, tokens, 2 * heads, dims]`: keys and values of a token take turns, head by head. vLLM on TPU, where a row
-    /// is padded to a multiple of 128 elements, and the rows of a token to a multiple of four bytes' worth of elements.
+    /// `[blocks, tokens, 2 * heads, dims]`: keys and values of a token take turns, head by head. vLLM on TPU
+    /// (`tpu-inference`), where a row is padded to a multiple of 128 elements, and the rows of a token to as many as fill
+    /// 4-byte lanes. Heads of 64 elements are `[blocks, tokens, heads, key dims | value dims]` instead. This is the order
+    /// of the array's elements; how a TPU tiles an array in its own memory is its own business.
     Pallas,
     /// `[blocks, layers, 2, tokens, heads, dims]`: all layers of a block together. vLLM's uniform cross-layer cache.
     CrossLayerNhd,

@@ -123,11 +123,19 @@ impl Style {
             Named::PackedNhd => together([k(nhd(0, row)), v(nhd(key, row))], block),
             Named::PackedHnd => together([k(hnd(0, row)), v(hnd(key, row))], block),
             Named::Pallas => {
-                let wide = align(key.max(value), PALLAS_ROW * element)?;
-                let rows = align(2 * count, (PALLAS_LANE / element).max(1))?;
+                let lanes = (PALLAS_LANE / element).max(1);
+                let half = PALLAS_ROW / 2;
+                let (rows, value_at, head, wide) =
+                    if [attention.key_dim, attention.value_dim].map(u64::from) == [half, half] {
+                        // A key and its value fill one row.
+                        (align(count, lanes)?, key, row, row)
+                    } else {
+                        let wide = align(key.max(value), PALLAS_ROW * element)?;
+                        (align(2 * count, lanes)?, wide, 2 * wide, wide)
+                    };
                 let token = product(&[rows, wide])?;
                 together(
-                    [k([0, token, 2 * wide, element]), v([wide, token, 2 * wide, element])],
+                    [k([0, token, head, element]), v([value_at, token, head, element])],
                     product(&[tokens, token])?,
                 )
             }
