@@ -198,6 +198,7 @@ impl LayoutBuilder {
     /// that does not divide the logical one, for groups that cannot share memory, and for whatever else
     /// [`RankLayout::new`] refuses.
     pub fn build(&self, coords: RankCoords) -> Result<RankLayout> {
+        coords.check()?;
         RankLayout::new(place::place(self, coords)?)
     }
 
@@ -207,6 +208,7 @@ impl LayoutBuilder {
     ///
     /// As for [`build`](Self::build).
     pub fn build_replica(&self, grid: Grid, dp: u32) -> Result<Vec<RankLayout>> {
+        let grid = Grid::new(grid.tp, grid.pp, grid.dp)?;
         grid.replica(dp).map(|coords| self.build(coords)).collect()
     }
 

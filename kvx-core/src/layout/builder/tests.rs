@@ -285,6 +285,12 @@ fn nonsense_is_refused_by_name() {
     assert!(error.contains("kernel_block_tokens 32 does not divide block_tokens 16"), "{error}");
     let outside = RankCoords { tp: 1, ..coords };
     assert!(flash.build(outside).unwrap_err().to_string().contains("outside its grid"));
+    let none = RankCoords { grid: Grid { tp: 0, ..coords.grid }, ..coords };
+    assert!(flash.build(none).unwrap_err().to_string().contains("tp is 0"));
+    assert!(flash.build_replica(none.grid, 0).unwrap_err().to_string().contains("tp is 0"));
+    assert!(
+        flash.build_replica(coords.grid, 1).unwrap_err().to_string().contains("outside its grid")
+    );
     let huge = ModelGeometry::llama_like(1024, 1 << 16, 1 << 20, Dtype::F64).unwrap();
     for named in NamedLayout::ALL {
         let huge = LayoutBuilder::new(&huge, named).blocks(u32::MAX).block_tokens(u32::MAX);

@@ -1,9 +1,10 @@
 //! What two engines compare: facts about a geometry, one by one.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::{LayerKind, ModelGeometry, ScalePer};
+use crate::Result;
+use crate::facts::Facts;
 use crate::layout::Dtype;
 
 impl ModelGeometry {
@@ -43,21 +44,41 @@ impl ModelGeometry {
     }
 
     /// All that two engines must agree on, field by field, so that a mismatch can be named. Two geometries have the same
-    /// facts exactly where their layers are the same; the name is no part of it.
+    /// facts exactly where their layers are the same; the model's name is no part of it.
     ///
     /// A fact that differs from layer to layer is written as runs of layers: `5 x sliding 1024, 1 x full`. A layer to
-    /// which a fact does not apply has `-`.
-    #[must_use]
-    pub fn facts(&self) -> BTreeMap<&'static str, String> {
-        let mut facts = BTreeMap::from([("layers", self.layers.len().to_string())]);
-        for &(field, of) in FACTS {
+    /// which a fact does not apply has `-`. A text that would be too long for a fact is cut, and ends with a digest of
+    /// the whole.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Facts::with`], but that does not happen: these facts are few and short.
+    pub fn facts(&self) -> Result<Facts> {
+        let facts = Facts::new().with(Facts::LAYERS, self.layers.len())?;
+        FACTS.iter().try_fold(facts, |facts, (field, of)| {
             let values: Vec<_> = self.layers.iter().map(of).collect();
-            if values.iter().any(Option::is_some) {
-                facts.insert(field, runs(&values));
+            match values.iter().any(Option::is_some) {
+                true => facts.with(field, cut(runs(&values))),
+                false => Ok(facts),
             }
-        }
-        facts
+        })
     }
+}
+
+/// A text that fits a fact. Different texts stay different, but for a chance of one in 2^64.
+fn cut(text: String) -> String {
+    /// Bytes of the digest and what stands before it.
+    const DIGEST: usize = 20;
+    if text.len() <= Facts::MAX_VALUE_BYTES {
+        return text;
+    }
+    // FNV-1a.
+    let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+        (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    // All of it is ASCII.
+    let start: String = text.chars().take(Facts::MAX_VALUE_BYTES - DIGEST).collect();
+    format!("{start}... {digest:016x}")
 }
 
 /// Reads one fact of one layer.
@@ -65,8 +86,8 @@ type Fact = fn(&LayerKind) -> Option<String>;
 
 const FACTS: &[(&str, Fact)] = &[
     ("kind", |kind| Some(kind.name().into())),
-    ("kv_heads", |kind| Some(kind.attention()?.kv_heads.to_string())),
-    ("key_dim", |kind| Some(kind.attention()?.key_dim.to_string())),
+    (Facts::KV_HEADS, |kind| Some(kind.attention()?.kv_heads.to_string())),
+    (Facts::HEAD_DIM, |kind| Some(kind.attention()?.key_dim.to_string())),
     ("value_dim", |kind| Some(kind.attention()?.value_dim.to_string())),
     ("window", |kind| Some(kind.attention()?.window.to_string())),
     ("scales", |kind| {
@@ -77,7 +98,7 @@ const FACTS: &[(&str, Fact)] = &[
         };
         Some(format!("{} per {per}", scales.dtype))
     }),
-    ("dtype", |kind| match kind {
+    (Facts::KV_DTYPE, |kind| match kind {
         LayerKind::Attention(attention) => Some(attention.dtype.to_string()),
         LayerKind::Mla(mla) => Some(mla.dtype.to_string()),
         _ => None,

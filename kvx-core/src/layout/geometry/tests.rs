@@ -1,4 +1,5 @@
 use super::*;
+use crate::facts::Facts;
 
 fn kinds(model: &ModelGeometry) -> String {
     let letter = |kind: &LayerKind| match (kind, kind.window()) {
@@ -59,21 +60,58 @@ fn bytes_count_every_head_once() {
 #[test]
 fn facts_differ_exactly_where_the_models_do() {
     let one = ModelGeometry::llama_like(4, 8, 128, Dtype::Bf16).unwrap();
-    let differing = |other: &ModelGeometry| -> Vec<&str> {
-        let (a, b) = (one.facts(), other.facts());
-        a.keys().chain(b.keys()).filter(|key| a.get(*key) != b.get(*key)).copied().collect()
+    let differing = |other: &ModelGeometry| match Facts::check(
+        &one.facts().unwrap(),
+        &other.facts().unwrap(),
+    ) {
+        Ok(()) => String::new(),
+        Err(error) => error.to_string(),
     };
-    assert!(differing(&one.clone().with_name("another")).is_empty());
-    assert_eq!(differing(&one.clone().with_dtype(Dtype::F16)), ["dtype", "dtype"]);
-    assert_eq!(differing(&one.clone().with_layers(3).unwrap()), ["layers", "layers"]);
-    let dims = ["key_dim", "value_dim", "key_dim", "value_dim"];
-    assert_eq!(differing(&one.clone().with_head_dim(64).unwrap()), dims);
-    assert_eq!(differing(&one.clone().with_kv_heads(4).unwrap()), ["kv_heads", "kv_heads"]);
-    let gemma = ModelGeometry::preset("gemma-3-4b").unwrap().with_layers(6).unwrap();
-    assert_eq!(gemma.facts()["window"], "5 x sliding 1024, 1 x full");
-    let qwen = ModelGeometry::preset("qwen3-next-80b-a3b").unwrap().with_layers(4).unwrap();
-    assert_eq!(qwen.facts()["kv_heads"], "3 x -, 1 x 2");
-    assert_eq!(qwen.facts()["conv_state"], "3 x 16x128+16x128+32x128 by 3 of bf16, 1 x -");
+    assert_eq!(differing(&one.clone().with_name("another")), "");
+    let dtype = differing(&one.clone().with_dtype(Dtype::F16));
+    assert!(dtype.contains("kv_dtype: producer has bf16, consumer has f16"), "{dtype}");
+    assert!(!dtype.contains("also"), "{dtype}");
+    let layers = differing(&one.clone().with_layers(3).unwrap());
+    assert!(layers.contains("layers: producer has 4, consumer has 3"), "{layers}");
+    let dims = differing(&one.clone().with_head_dim(64).unwrap());
+    assert!(dims.contains("head_dim: producer has 128") && dims.contains("value_dim: "), "{dims}");
+    let heads = differing(&one.clone().with_kv_heads(4).unwrap());
+    assert!(heads.contains("kv_heads: producer has 8, consumer has 4"), "{heads}");
+    let scales = Scales { dtype: Dtype::F32, per: ScalePer::BlockHead };
+    let scales = differing(&one.clone().with_scales(Some(scales)));
+    assert!(scales.contains("consumer has f32 per block and head"), "{scales}");
+}
+
+#[test]
+fn facts_that_differ_by_layer_are_runs() {
+    let facts = |preset, layers| {
+        ModelGeometry::preset(preset).unwrap().with_layers(layers).unwrap().facts().unwrap()
+    };
+    let gemma = facts("gemma-3-4b", 6);
+    assert_eq!(gemma.get("window"), Some("5 x sliding 1024, 1 x full"));
+    assert_eq!(gemma.get("scales"), None);
+    let qwen = facts("qwen3-next-80b-a3b", 4);
+    assert_eq!(qwen.get("kind"), Some("3 x state, 1 x attention"));
+    assert_eq!(qwen.get("kv_heads"), Some("3 x -, 1 x 2"));
+    let conv = "3 x 16x128+16x128+32x128 by 3 of bf16, 1 x -";
+    assert_eq!(qwen.get("conv_state"), Some(conv));
+    let deepseek = facts("deepseek-v3.2", 4);
+    assert_eq!(deepseek.get("index"), Some("128 of fp8_e4m3 with 1 of f32"));
+}
+
+#[test]
+fn long_facts_are_cut_and_still_differ() {
+    let model = |last: u32| {
+        let layer = |heads| LayerKind::Attention(AttentionGeometry::new(heads, 8, Dtype::Bf16));
+        let layers = (0..1000).map(|i| layer(1 + i % 2)).chain([layer(last)]).collect();
+        ModelGeometry::new("long", layers).unwrap().facts().unwrap()
+    };
+    let (one, other) = (model(3), model(4));
+    let heads = one.get("kv_heads").unwrap();
+    assert_eq!(heads.len(), Facts::MAX_VALUE_BYTES);
+    assert!(heads.starts_with("1 x 1, 1 x 2, "));
+    assert_ne!(Some(heads), other.get("kv_heads"));
+    assert_eq!(one, model(3));
 }
 
 #[test]
