@@ -13,6 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::layout::ModelGeometry;
 use crate::wire::{self, Text};
 use crate::{Error, ErrorKind, Result};
 
@@ -82,6 +83,27 @@ impl Facts {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// What a model's geometry tells: its name, and where they are the same in all attention layers, element type, KV heads
+    /// and elements of a head. State the [revision](Self::REVISION) as well where it is known.
+    ///
+    /// # Errors
+    ///
+    /// As for [`with`](Self::with), where the model's name is not fit for a fact.
+    pub fn of_model(model: &ModelGeometry) -> Result<Self> {
+        let mut facts =
+            Self::new().with(Self::MODEL, model.name())?.with(Self::LAYERS, model.num_layers())?;
+        if let Some(dtype) = model.dtype() {
+            facts = facts.with(Self::KV_DTYPE, dtype)?;
+        }
+        if let Some(heads) = model.kv_heads() {
+            facts = facts.with(Self::KV_HEADS, heads)?;
+        }
+        if let Some(dim) = model.head_dim() {
+            facts = facts.with(Self::HEAD_DIM, dim)?;
+        }
+        Ok(facts)
     }
 
     /// States a fact that the other side must state, too. A fact that was stated before is replaced.

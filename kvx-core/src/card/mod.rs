@@ -14,6 +14,38 @@
 //!    [`Identity::expect_engine`];
 //! 5. the rest, by the same rules as a card that is made here.
 //!
+//! ```
+//! use kvx_core::card::{Card, EngineName, Offer};
+//! use kvx_core::facts::Facts;
+//! use kvx_core::handshake::HandshakeBytes;
+//! use kvx_core::id::Incarnation;
+//! use kvx_core::layout::{Grid, LayoutBuilder, ModelGeometry, NamedLayout};
+//! use kvx_core::memory::KeyBlob;
+//!
+//! // The producer publishes what it is.
+//! let model = ModelGeometry::preset("llama-3.1-8b")?;
+//! let builder = LayoutBuilder::new(&model, NamedLayout::FlashAttentionHnd);
+//! let layout = builder.build_replica(Grid::new(2, 1, 1)?, 0)?.remove(0);
+//! let keys = vec![KeyBlob::new(vec![1, 2, 3])?; layout.regions().len()]; // from `MemoryRegistry::key_blob`
+//! let offer = Offer::new("ucx", HandshakeBytes::new(vec![4, 5])?, keys)?; // from `Handshake::offer`
+//! let card = Card::new(
+//!     EngineName::new("prefill-7")?,
+//!     Incarnation::random()?,
+//!     "[2001:db8::7]:5600".parse()?,
+//!     Facts::of_model(&model)?,
+//!     layout,
+//! )?
+//! .with_offer(offer)?;
+//! let bytes = card.encode()?;
+//!
+//! // The consumer looks whether it may be used, and then uses it.
+//! let head = Card::peek(&bytes)?;
+//! head.identity().expect_engine("prefill-7", head.control())?;
+//! Facts::check(head.facts(), &Facts::of_model(&model)?)?;
+//! assert_eq!(Card::decode(&bytes)?, card);
+//! # Ok::<(), kvx_core::Error>(())
+//! ```
+//!
 //! # Bytes
 //!
 //! An envelope of fixed size, then two MessagePack maps with named fields, the *head* and the *body*. Numbers of the

@@ -1,13 +1,18 @@
 use super::*;
 
 fn llama() -> Facts {
-    Facts::new()
-        .with(Facts::MODEL, "Llama-3.1-8B")
-        .and_then(|facts| facts.with(Facts::KV_DTYPE, "bf16"))
-        .and_then(|facts| facts.with(Facts::LAYERS, 32))
-        .and_then(|facts| facts.with(Facts::KV_HEADS, 8))
-        .and_then(|facts| facts.with(Facts::HEAD_DIM, 128))
-        .unwrap()
+    Facts::of_model(&ModelGeometry::preset("llama-3.1-8b").unwrap()).unwrap()
+}
+
+#[test]
+fn a_model_states_its_facts() {
+    let all: Vec<_> =
+        llama().iter().map(|(name, fact)| format!("{name}={}", fact.value())).collect();
+    let model = "model=llama-3.1-8b";
+    assert_eq!(all, ["head_dim=128", "kv_dtype=bf16", "kv_heads=8", "layers=32", model]);
+    assert!(llama().iter().all(|(_, fact)| fact.required()));
+    let latent = Facts::of_model(&ModelGeometry::preset("deepseek-v3").unwrap()).unwrap();
+    assert_eq!(latent.get(Facts::LAYERS), Some("61"));
 }
 
 #[test]
@@ -21,7 +26,7 @@ fn equal_facts_agree() {
 #[test]
 fn each_fact_that_differs_is_named_with_both_values() {
     let other = [
-        (Facts::MODEL, "Llama-3.1-70B"),
+        (Facts::MODEL, "llama-3.1-70b"),
         (Facts::KV_DTYPE, "fp8_e4m3"),
         (Facts::LAYERS, "80"),
         (Facts::KV_HEADS, "4"),

@@ -128,6 +128,16 @@ fn a_layout_that_is_not_valid_is_refused_by_its_own_rules() {
 }
 
 #[test]
+fn a_peek_gives_no_rank_outside_its_grid() {
+    for (name, value) in [("tp", 2), ("pp", 1), ("dp", 1)] {
+        let bytes = changed(|parts| parts.head["coords"][name] = json!(value));
+        let error = Card::peek(&bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Peer);
+        assert!(error.to_string().contains("outside its grid"), "{error}");
+    }
+}
+
+#[test]
 fn head_and_layout_name_the_same_rank() {
     let bytes = changed(|parts| parts.head["coords"]["tp"] = json!(0));
     refused(&bytes, ErrorKind::Peer, "coords");
