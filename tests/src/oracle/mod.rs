@@ -51,3 +51,6 @@ pub use scene::{Scene, Side, Table};
 
 pub(crate) use rules::touched_entries;
 pub(crate) use runs::check_cut;
+
+#[cfg(test)]
+mod tests;

@@ -30,7 +30,7 @@ fn needed(window: Window, tokens: u64, token: u64) -> bool {
 }
 
 /// Slots that are moved of layers with these windows (one per side), whose groups have kernel blocks of these sizes.
-fn slots(
+pub(super) fn slots(
     tokens: u64,
     range: &Range<u64>,
     windows: [Window; 2],
