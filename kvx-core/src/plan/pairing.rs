@@ -125,11 +125,11 @@ impl Pairing {
     }
 
     /// Consumer ranks that `producer` must hear from before it may free a request's blocks: its readers; or, where it has
-    /// none, one consumer rank chosen so that these are shared out evenly. Empty only when there are no consumer ranks.
+    /// none, one consumer rank chosen so that these are shared out evenly. Empty only when an engine has no ranks.
     #[must_use]
     pub fn roster_of(&self, producer: usize) -> Roster {
         let readers: BTreeSet<usize> = self.readers_of(producer).collect();
-        if !readers.is_empty() || self.consumers == 0 {
+        if !readers.is_empty() || self.consumers == 0 || self.producers == 0 {
             return Roster::new(readers);
         }
         Roster::new([producer.min(self.producers - 1) * self.consumers / self.producers])
