@@ -16,6 +16,8 @@ use crate::{Error, Result, wire};
 
 mod copy;
 mod host;
+#[cfg(test)]
+mod tests;
 
 pub use host::HostMemory;
 

@@ -21,6 +21,8 @@ use crate::id::PeerId;
 /// How long a driver sleeps when only time can help: nothing is in flight, and the backend has no descriptor to sleep on or
 /// said full.
 const NAP: Duration = Duration::from_millis(1);
+/// Most polls of the port in one poll of its driver.
+const ROUNDS: usize = 16;
 
 impl Port {
     /// Moves the port along until it is closed or its last [`Port`] is dropped. **Run one such future per port**, as a task
@@ -153,14 +155,16 @@ impl<'a> Seat<'a> {
     }
 
     fn sit(&self, context: &Context<'_>) {
-        self.inner.lock().waiters.sit(self.topic, self.number, context.waker());
+        let waker = context.waker().clone();
+        let before = self.inner.lock().waiters.sit(self.topic, self.number, waker);
+        drop(before);
     }
 }
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        let waker = self.inner.lock().waiters.leave(self.topic, self.number);
-        drop(waker);
+        let before = self.inner.lock().waiters.leave(self.topic, self.number);
+        drop(before);
     }
 }
 
@@ -184,7 +188,11 @@ async fn drive(port: Weak<Inner>) -> Result<()> {
         loop {
             // The seat is taken before polling: what happens between polling and sleeping wakes this task again.
             let Some(port) = running.sit(context) else { return Poll::Ready(Ok(())) };
-            while port.poll() > 0 {}
+            // A storm of events must not keep the thread from its other tasks.
+            if (0..ROUNDS).all(|_| port.poll() > 0) {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let only_time_helps = port.inner.lock().only_time_helps();
             drop(port);
             if only_time_helps && nap_over(nap.as_mut(), context) {
@@ -241,13 +249,14 @@ impl Running {
 
     /// The port, with this task to be woken for it; `None` once it is closed or dropped.
     fn sit(&self, context: &Context<'_>) -> Option<Port> {
-        let inner = self.port.upgrade()?;
+        let (inner, waker) = (self.port.upgrade()?, context.waker().clone());
         let mut state = inner.lock();
         if state.stage == Stage::Closed {
             return None;
         }
-        state.waiters.sit(Topic::Driver, self.seat, context.waker());
+        let before = state.waiters.sit(Topic::Driver, self.seat, waker);
         drop(state);
+        drop(before);
         Some(Port { inner })
     }
 
@@ -272,10 +281,10 @@ impl Drop for Running {
         let Some(inner) = self.port.upgrade() else { return };
         inner.drivers.fetch_sub(1, Ordering::SeqCst);
         let mut wake = Vec::new();
+        let _before;
         let slots: Vec<_> = {
             let mut state = inner.lock();
-            wake.extend(state.waiters.leave(Topic::Driver, self.seat));
-            wake.clear();
+            _before = state.waiters.leave(Topic::Driver, self.seat);
             if inner.drivers.load(Ordering::SeqCst) > 0 {
                 return;
             }

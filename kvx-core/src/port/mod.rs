@@ -75,11 +75,15 @@ mod drive;
 mod peers;
 mod progress;
 mod regions;
+mod settle;
 mod split;
 mod state;
 mod stats;
 mod transfer;
 mod waiters;
+
+#[cfg(test)]
+mod tests;
 
 pub use regions::RegionSet;
 pub use stats::PortStats;

@@ -28,6 +28,8 @@ pub(super) struct Peer {
     pub(super) queue: VecDeque<Work>,
     /// Batches in flight: never more than the backend's limit.
     pub(super) in_flight: u32,
+    /// Number of the last batch posted: the lowest is served first where there is too little room for all.
+    pub(super) last_batch: u64,
     /// Transfers not settled.
     pub(super) unsettled: usize,
     /// A thread is posting to it: others leave their work in the queue.

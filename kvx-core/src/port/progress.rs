@@ -26,7 +26,7 @@ impl Inner {
             for waker in effects.wake.drain(..) {
                 waker.wake();
             }
-            let Some(peer) = effects.ready.pop_first() else { return };
+            let Some(peer) = effects.ready.pop_front() else { return };
             self.post(peer, &mut effects);
         }
     }
@@ -68,7 +68,7 @@ impl Inner {
                 state.blocked = true;
                 return 0;
             }
-            state.settles()
+            state.settles
         };
         self.backend.poll(&mut events);
         let mut count = 0;
@@ -77,7 +77,7 @@ impl Inner {
             count += 1;
             state.route(event, &mut effects);
         }
-        let settled = state.settles() != before;
+        let settled = state.settles != before;
         state.retry_stalled(settled, &mut effects);
         drop(state);
         drop(events);

@@ -56,8 +56,11 @@ pub(super) fn check(
             .bytes
             .checked_add(bytes)
             .ok_or_else(|| bad(index, "more bytes in all than can be counted"))?;
-        // Never more than `bytes`, so it cannot overflow either.
-        size.segments += bytes.div_ceil(limits.max_segment_bytes);
+        // Never more than `bytes`, so their sum cannot overflow either.
+        size.segments += match bytes <= limits.max_segment_bytes {
+            true => 1,
+            false => bytes.div_ceil(limits.max_segment_bytes),
+        };
         if let Some(mark) = used.get_mut(segment.local_region as usize) {
             *mark = true;
         }

@@ -1,5 +1,5 @@
-//! What a port knows, and the transitions of a transfer. Nothing here calls a backend, wakes a task or frees memory: what is
-//! to be done without the lock is left in [`Effects`].
+//! What a port knows, and the transitions of a transfer until it is posted. Nothing here calls a backend, wakes a task or
+//! frees memory: what is to be done without the lock is left in [`Effects`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,14 +12,12 @@ use super::split::{Cutter, Size};
 use super::stats::PortStats;
 use super::transfer::Slot;
 use super::waiters::{Topic, Waiters};
-use crate::backend::{Event, Outcome, Submit};
-use crate::error::{Error, ErrorKind, Result, Retry};
+use crate::backend::Submit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::{PeerId, RegionId, TransferId};
 use crate::memory::Region;
 use crate::transfer::{Mode, PostedSegment};
 
-/// Most peer-down events kept for [`Port::next_peer_down`](super::Port::next_peer_down).
-pub(super) const KEPT_PEER_DOWNS: usize = 65_536;
 /// Lists of segments kept for reuse, and the largest of them, in segments.
 const SPARE_LISTS: usize = 8;
 const SPARE_SEGMENTS: usize = 65_536;
@@ -42,7 +40,7 @@ pub(super) struct State {
     pub(super) transfers: BTreeMap<u64, Record>,
     /// Batches in flight, with their transfers.
     pub(super) batches: BTreeMap<TransferId, u64>,
-    /// Peers whose next batch was refused as full, and not yet tried again.
+    /// Peers whose next batch was refused as full and not yet tried again.
     pub(super) stalled: BTreeSet<PeerId>,
     pub(super) notifications: VecDeque<(PeerId, Vec<u8>)>,
     pub(super) peer_downs: VecDeque<(PeerId, Option<Error>)>,
@@ -56,7 +54,7 @@ pub(super) struct State {
     next_transfer: u64,
     next_batch: u64,
     /// Batches settled so far: tells whether anything settled since some moment.
-    settles: u64,
+    pub(super) settles: u64,
     spare: Vec<Vec<PostedSegment>>,
 }
 
@@ -77,9 +75,11 @@ pub(super) struct Record {
     /// Batches posted, or being posted, and not settled.
     pub(super) outstanding: Vec<TransferId>,
     /// The last batch, which carries the notification, held until `outstanding` is empty.
-    held: Option<Work>,
+    pub(super) held: Option<Work>,
     /// The first thing that went wrong.
-    failure: Option<Error>,
+    pub(super) failure: Option<Error>,
+    /// It was given up when all of it was posted or being posted: why it fails if the backend has no room for the rest.
+    pub(super) given_up: Option<Error>,
 }
 
 impl Record {
@@ -103,6 +103,7 @@ impl Record {
             outstanding: Vec::new(),
             held: None,
             failure: None,
+            given_up: None,
         }
     }
 }
@@ -141,8 +142,16 @@ pub(super) struct Finished {
 pub(super) struct Effects {
     pub(super) finished: Vec<Finished>,
     /// Peers to which something can be posted.
-    pub(super) ready: BTreeSet<PeerId>,
+    pub(super) ready: VecDeque<PeerId>,
     pub(super) wake: Vec<Waker>,
+}
+
+impl Effects {
+    pub(super) fn ready(&mut self, peer: PeerId) {
+        if !self.ready.contains(&peer) {
+            self.ready.push_back(peer);
+        }
+    }
 }
 
 pub(super) fn closed(operation: &'static str) -> Error {
@@ -188,7 +197,7 @@ impl State {
             peer.unsettled += 1;
             if record.unposted > 0 {
                 peer.queue.push_back(Work { transfer, cutter, notify });
-                effects.ready.insert(record.peer);
+                effects.ready(record.peer);
             }
         }
         self.transfers.insert(transfer, record);
@@ -242,6 +251,9 @@ impl State {
         match said {
             Ok(Submit::Submitted) => {
                 self.count(peer, |stats| stats.batches += 1);
+                if let Some(known) = self.peers.get_mut(&peer) {
+                    known.last_batch = id.0;
+                }
                 work.cutter.advance();
                 // The record is gone if all of it, or what was posted before it failed, settled meanwhile.
                 if last {
@@ -255,8 +267,15 @@ impl State {
                 self.count(peer, |stats| stats.full += 1);
                 let transfer = work.transfer;
                 self.not_posted(id, peer, transfer);
-                self.queue_first(peer, work);
-                self.settle(transfer, effects);
+                let record = self.transfers.get_mut(&transfer);
+                if let Some(error) = record.and_then(|record| record.given_up.take()) {
+                    self.keep_spare(work.cutter.into_spare());
+                    self.fail(transfer, error, effects);
+                } else {
+                    self.queue_first(peer, work);
+                    self.settle(transfer, effects);
+                }
+                // Something that settled meanwhile made room, and nobody will say so again.
                 if self.settles != settles {
                     return true;
                 }
@@ -274,14 +293,14 @@ impl State {
         }
     }
 
-    fn count(&mut self, peer: PeerId, change: impl Fn(&mut PortStats)) {
+    pub(super) fn count(&mut self, peer: PeerId, change: impl Fn(&mut PortStats)) {
         change(&mut self.stats);
         if let Some(peer) = self.peers.get_mut(&peer) {
             change(&mut peer.stats);
         }
     }
 
-    fn queue_first(&mut self, peer: PeerId, work: Work) {
+    pub(super) fn queue_first(&mut self, peer: PeerId, work: Work) {
         match self.peers.get_mut(&peer) {
             Some(peer) => peer.queue.push_front(work),
             None => self.keep_spare(work.cutter.into_spare()),
@@ -303,167 +322,8 @@ impl State {
         }
     }
 
-    /// Takes an event of the backend.
-    pub(super) fn route(&mut self, event: Event, effects: &mut Effects) {
-        match event {
-            Event::Settled { id, outcome } => self.batch_settled(id, outcome, effects),
-            Event::Notified { peer, payload } => {
-                self.count(peer, |stats| stats.notifications += 1);
-                if self.stage == Stage::Open {
-                    self.notifications.push_back((peer, payload));
-                    self.waiters.take(Topic::Notified, &mut effects.wake);
-                } else {
-                    self.stats.discarded_notifications += 1;
-                }
-            }
-            Event::PeerDown { peer, error } => self.peer_down(peer, error, effects),
-        }
-    }
-
-    fn batch_settled(&mut self, id: TransferId, outcome: Outcome, effects: &mut Effects) {
-        let Some(transfer) = self.batches.remove(&id) else {
-            tracing::error!(%id, "the backend settled a transfer that is not in flight");
-            return;
-        };
-        self.settles += 1;
-        let Some(record) = self.transfers.get_mut(&transfer) else { return };
-        record.outstanding.retain(|other| *other != id);
-        let peer = record.peer;
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.in_flight -= 1;
-            if !known.queue.is_empty() {
-                effects.ready.insert(peer);
-            }
-        }
-        match outcome {
-            Outcome::Done => self.settle(transfer, effects),
-            Outcome::Cancelled => self.fail(transfer, cancelled(), effects),
-            Outcome::Failed(error) => self.fail(transfer, error, effects),
-        }
-    }
-
-    fn peer_down(&mut self, peer: PeerId, error: Option<Error>, effects: &mut Effects) {
-        if self.meetings > 0 {
-            self.early_downs.insert(peer);
-        }
-        self.stalled.remove(&peer);
-        self.peers.remove(&peer);
-        let cause = error.as_ref().map_or_else(|| "severed".to_owned(), Error::to_string);
-        let why = || {
-            Error::peer("port.transfer", "the peer went down")
-                .with_retry(Retry::Reconnect)
-                .with_context("peer", peer)
-                .with_context("cause", &cause)
-        };
-        self.give_up(|record| record.peer == peer, why, effects);
-        if self.peer_downs.len() >= KEPT_PEER_DOWNS {
-            self.peer_downs.pop_front();
-            self.stats.discarded_peer_downs += 1;
-        }
-        self.peer_downs.push_back((peer, error));
-        self.waiters.take(Topic::PeerDown, &mut effects.wake);
-        self.waiters.take(Topic::Settled, &mut effects.wake);
-    }
-
-    /// Gives up what is not posted of those transfers that `which` chooses.
-    pub(super) fn give_up(
-        &mut self,
-        which: impl Fn(&Record) -> bool,
-        why: impl Fn() -> Error,
-        effects: &mut Effects,
-    ) {
-        let chosen: Vec<u64> = self
-            .transfers
-            .iter()
-            .filter(|(_, record)| record.unposted > 0 && which(record))
-            .map(|(transfer, _)| *transfer)
-            .collect();
-        for transfer in chosen {
-            self.fail(transfer, why(), effects);
-        }
-    }
-
-    /// Cancels a transfer: what is not posted never will be. Returns the batches in flight, to be cancelled by the backend.
-    pub(super) fn cancel(&mut self, transfer: u64, effects: &mut Effects) -> Vec<TransferId> {
-        let Some(record) = self.transfers.get(&transfer) else { return Vec::new() };
-        let in_flight = record.outstanding.clone();
-        if record.unposted > 0 {
-            self.fail(transfer, cancelled(), effects);
-        }
-        in_flight
-    }
-
-    fn fail(&mut self, transfer: u64, error: Error, effects: &mut Effects) {
-        if let Some(record) = self.transfers.get_mut(&transfer) {
-            record.failure.get_or_insert(error);
-            if let Some(work) = record.held.take() {
-                self.keep_spare(work.cutter.into_spare());
-            }
-            self.settle(transfer, effects);
-        }
-    }
-
-    /// Settles a transfer if nothing of it is in flight and nothing is to follow; releases its last batch if that waited
-    /// for the others.
-    fn settle(&mut self, transfer: u64, effects: &mut Effects) {
-        let Some(record) = self.transfers.get_mut(&transfer) else { return };
-        if !record.outstanding.is_empty() {
-            return;
-        }
-        let peer = record.peer;
-        if record.failure.is_none() && record.unposted > 0 {
-            if let Some(work) = record.held.take() {
-                self.queue_first(peer, work);
-                effects.ready.insert(peer);
-            }
-            return;
-        }
-        let Some(mut record) = self.transfers.remove(&transfer) else { return };
-        for (id, _) in &record.regions {
-            if let Some(entry) = self.regions.get_mut(*id) {
-                entry.users -= 1;
-            }
-        }
-        let (failure, size) = (record.failure.take(), record.size);
-        let done = failure.is_none();
-        self.count(peer, |stats| {
-            if done {
-                stats.done += 1;
-                stats.bytes += size.bytes;
-                stats.segments += size.segments;
-            } else {
-                stats.failed += 1;
-            }
-        });
-        let known = self.peers.get_mut(&peer);
-        let transport = known.and_then(|known| {
-            known.unsettled -= 1;
-            known.transport.clone()
-        });
-        let result = failure.map_or(Ok(()), Err);
-        let settled = Instant::now();
-        effects.finished.push(Finished { record, result, settled, transport });
-        self.waiters.take(Topic::Settled, &mut effects.wake);
-    }
-
-    /// Peers that were refused as full are tried again once anything settled, or when nothing is in flight that could.
-    pub(super) fn retry_stalled(&mut self, something_settled: bool, effects: &mut Effects) {
-        if something_settled || self.batches.is_empty() {
-            effects.ready.append(&mut self.stalled);
-        }
-    }
-
     /// Whether only time can help: something was refused as full, and nothing is in flight.
     pub(super) fn only_time_helps(&self) -> bool {
         !self.stalled.is_empty() && self.batches.is_empty()
     }
-
-    /// Batches settled so far.
-    pub(super) const fn settles(&self) -> u64 {
-        self.settles
-    }
-}
-
-fn cancelled() -> Error {
-    Error::new(ErrorKind::Closed, "port.transfer", "the transfer was cancelled")
 }

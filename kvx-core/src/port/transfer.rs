@@ -138,7 +138,7 @@ impl Port {
         local: &RegionSet,
         used: &[bool],
     ) -> Result<Transfer> {
-        let slot = Arc::new(Slot::default());
+        let (slot, notify) = (Arc::new(Slot::default()), notify.map(<[u8]>::to_vec));
         let mut effects = Effects::default();
         let number = {
             let mut state = self.inner.lock();
@@ -146,7 +146,6 @@ impl Port {
             open_peer(&mut state, peer)?;
             let regions = hold(&state, local, used)?;
             let record = Record::new(peer, mode, size, Arc::clone(&slot), regions);
-            let notify = notify.map(<[u8]>::to_vec);
             let number = state.begin(record, Cutter::new(posted), notify, &mut effects);
             if !self.capabilities().event_fd {
                 state.waiters.take(Topic::Driver, &mut effects.wake);
@@ -274,6 +273,13 @@ impl Future for Transfer {
     }
 }
 
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        // The task may have gone on to other things.
+        drop(self.slot.take_waker());
+    }
+}
+
 impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settled = self.is_settled();
@@ -335,8 +341,10 @@ impl Slot {
     fn take_or_wait(&self, waker: &Waker) -> Option<Result<TransferReport>> {
         let mut inside = self.lock();
         let outcome = inside.take();
-        if outcome.is_none() {
-            inside.waker = Some(waker.clone());
+        if outcome.is_none() && !inside.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            let before = inside.waker.replace(waker.clone());
+            drop(inside);
+            drop(before);
         }
         outcome
     }

@@ -34,10 +34,15 @@ impl Waiters {
         self.next
     }
 
-    pub(super) fn sit(&mut self, topic: Topic, seat: u64, waker: &Waker) {
-        self.seats[topic as usize].insert(seat, waker.clone());
+    /// Takes the seat. What is returned was there before, to be dropped once no lock is held: a waker may be the last thing
+    /// that keeps a task, and whatever that owns, alive.
+    #[must_use]
+    pub(super) fn sit(&mut self, topic: Topic, seat: u64, waker: Waker) -> Option<Waker> {
+        self.seats[topic as usize].insert(seat, waker)
     }
 
+    /// Gives the seat up. As for [`sit`](Self::sit).
+    #[must_use]
     pub(super) fn leave(&mut self, topic: Topic, seat: u64) -> Option<Waker> {
         self.seats[topic as usize].remove(&seat)
     }
