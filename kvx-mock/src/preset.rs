@@ -17,7 +17,8 @@ impl Preset {
     pub const NAMES: [&'static str; 3] = ["rc", "efa", "ucx-tcp"];
 
     /// Like reliable connections of InfiniBand or RoCE: batches to one peer become visible in order, a peer's access can
-    /// be ended by destroying the connection, notifications ride on the data (immediate).
+    /// be ended by destroying the connection, notifications ride on the data (immediate). As there, a connection that is down
+    /// gives no access any more: once *peer down* is reported, that peer reads and writes nothing.
     #[must_use]
     pub const fn rc() -> Self {
         let mut capabilities = both_modes();

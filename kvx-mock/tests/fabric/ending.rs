@@ -179,6 +179,22 @@ fn revoke_after_sever_still_ends_access() {
 }
 
 #[test]
+fn on_reliable_connections_a_peer_that_is_down_has_no_access() {
+    for seed in seeds(100) {
+        for by_peer in [false, true] {
+            let Crossfire { fabric, ends: [one, other], .. } = crossfire(seed, &Preset::rc(), 16);
+            let by = if by_peer { &other } else { &one };
+            by.backend.sever(by.peer).unwrap();
+            poll_until(&one.backend, ends_down);
+            other.target.write_at(0, &[9; 64]).unwrap();
+            poll_until(&other.backend, ends_down);
+            assert_eq!(fabric.advance(1000), 0);
+            assert_eq!(bytes(&other.target), [9; 64], "seed {seed}, by the peer: {by_peer}");
+        }
+    }
+}
+
+#[test]
 fn revoke_is_refused_where_it_cannot_be_done() {
     for preset in presets() {
         let fabric = Fabric::new(1);

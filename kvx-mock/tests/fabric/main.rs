@@ -15,4 +15,6 @@ mod opening;
 #[cfg(test)]
 mod order;
 #[cfg(test)]
+mod port;
+#[cfg(test)]
 mod traffic;
