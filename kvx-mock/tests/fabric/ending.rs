@@ -292,6 +292,7 @@ fn the_keys_of_a_peer_are_forgotten_with_it() {
     let error = first.submit(TransferId(1), peer, Mode::Write, &old, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misuse);
     let new = import(&second, remote, &first, peer);
+    assert_eq!(new.slot(), imported.slot(), "the old key still takes up a slot");
     write(&first, 1, peer, &[segment(local, new, 0, 32)]);
     assert!(outcome(&first, 1).is_done());
 }

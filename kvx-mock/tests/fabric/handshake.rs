@@ -184,6 +184,9 @@ fn messages_that_make_no_sense_are_the_peers_fault() {
     let offer = first.offer().unwrap();
     let (_, reply) = second.accept(&offer).unwrap();
     let (_, completion) = first.complete(&reply).unwrap();
+    third.offer().unwrap();
+    let misled = third.complete(&reply).unwrap_err();
+    assert_eq!(misled.message(), "the message answers another incarnation");
     let refused = [
         ("own offer", first.accept(&offer).map(|_| ())),
         ("reply for an offer", second.accept(&reply).map(|_| ())),
