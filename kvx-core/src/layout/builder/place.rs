@@ -2,9 +2,8 @@
 
 use super::groups::{GroupPlan, groups};
 use super::{
-    Axis, CacheGroup, Error, GroupKind, LayoutBuilder, NamedLayout, Page, RankCoords,
-    RankLayoutParts, RegionPolicy, RegionSpec, Result, Style, Tensor, TokenShard, View, Window,
-    align, product, sum,
+    Axis, CacheGroup, Error, GroupKind, LayoutBuilder, Page, RankCoords, RankLayoutParts,
+    RegionPolicy, RegionSpec, Result, Style, Tensor, TokenShard, View, Window, align, product, sum,
 };
 use crate::layout::check::check_groups;
 
@@ -93,7 +92,10 @@ fn group_areas(
     }
     match builder.named {
         // With heads outside, a head is the same share of every plane. A state's parts have each their own heads.
-        NamedLayout::CrossLayerHnd if plan.group.kind == GroupKind::Attention => {
+        named
+            if named.is_cross_layer_with_heads_outside()
+                && plan.group.kind == GroupKind::Attention =>
+        {
             let heads = common_heads(&areas)?;
             across(areas, heads)
         }
@@ -119,12 +121,16 @@ fn across(areas: Vec<Area>, heads: u32) -> Result<Vec<Area>> {
             widest = widest.max(view.dtype.bytes());
         }
         let at = align(all.page.bytes, page_align(&area.page))?;
+        let share = area.page.bytes / u64::from(heads);
         for mut view in area.page.views {
-            // A page that holds several heads is `[plane, heads, row]`: a head takes its share of each plane.
-            view.offset = sum(at, view.offset / u64::from(heads))?;
+            // Of a page `[planes, heads, rows]` a head takes its share of each plane; in `[heads, rows]` it is one run.
+            if view.head.stride != share {
+                view.offset /= u64::from(heads);
+            }
+            view.offset = sum(at, view.offset)?;
             all.page.views.push(view);
         }
-        all.page.bytes = sum(at, area.page.bytes / u64::from(heads))?;
+        all.page.bytes = sum(at, share)?;
         all.owners.extend(area.owners);
     }
     let row = align(all.page.bytes, widest)?;
@@ -162,8 +168,7 @@ fn common_heads(areas: &[Area]) -> Result<u32> {
             "layout",
             format!("{heads} heads in layer {layer}, {first} in another of its group"),
         )
-        .with_context("layout", NamedLayout::CrossLayerHnd)
-        .with_remedy("use cross-layer-nhd, which has its heads inside each layer")),
+        .with_remedy("use a cross-layer layout that has its heads inside each layer")),
     }
 }
 

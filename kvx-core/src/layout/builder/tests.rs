@@ -67,8 +67,34 @@ fn cross_layer_has_all_layers_of_a_block_together() {
     let hnd = one(&builder(NamedLayout::CrossLayerHnd));
     assert_eq!(strides(&hnd, 0, Role::Value), (0, 256, [4096, 16, 1024, 2]));
     assert_eq!(strides(&hnd, 1, Role::Key), (0, 512, [4096, 16, 1024, 2]));
+    let nhd = one(&builder(NamedLayout::CrossLayerPackedNhd));
+    assert_eq!(strides(&nhd, 1, Role::Key), (0, 2048, [4096, 128, 32, 2]));
+    assert_eq!(strides(&nhd, 1, Role::Value), (0, 2064, [4096, 128, 32, 2]));
+    let hnd = one(&builder(NamedLayout::CrossLayerPackedHnd));
+    assert_eq!(strides(&hnd, 1, Role::Key), (0, 512, [4096, 32, 1024, 2]));
+    assert_eq!(strides(&hnd, 1, Role::Value), (0, 528, [4096, 32, 1024, 2]));
     let refusal = builder(NamedLayout::CrossLayerNhd).regions(RegionPolicy::PerLayer);
     assert!(refusal.build(*nhd.coords()).unwrap_err().to_string().contains("cross-layer"));
+}
+
+#[test]
+fn heads_outside_must_be_as_many_in_every_layer() {
+    let layers =
+        [4, 2].map(|heads| LayerKind::Attention(AttentionGeometry::new(heads, 8, Dtype::Bf16)));
+    let model = ModelGeometry::new("uneven", layers.into()).unwrap();
+    let coords = Grid::new(1, 1, 1).unwrap().ranks().next().unwrap();
+    for named in NamedLayout::ALL {
+        let outside = named.is_cross_layer_with_heads_outside();
+        match LayoutBuilder::new(&model, named).build(coords) {
+            Ok(_) => assert!(!outside, "{named}"),
+            Err(error) => {
+                assert!(
+                    outside && error.to_string().contains("2 heads in layer 1, 4 in"),
+                    "{error}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

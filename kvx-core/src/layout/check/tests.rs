@@ -252,6 +252,20 @@ fn blocks_may_take_turns() {
     }
 }
 
+/// Two that follow each other, in the same place of a step, while a third reaches across both.
+#[test]
+fn what_lies_apart_may_be_bridged() {
+    let three = |last: u64| {
+        let bases = [0, 5 * 256 + 128, last];
+        let mut all = Vec::from([0, 1, 2].map(|i| tensor(i, Role::Key, bases[i as usize])));
+        all.iter_mut().for_each(|tensor| tensor.block.stride = 256);
+        all
+    };
+    assert!(!share(three(10 * 256)));
+    assert!(share(three(9 * 256)));
+    assert!(share(three(10 * 256 + 128)));
+}
+
 #[test]
 fn rows_may_take_turns() {
     // A key and its value side by side, at every token and head.

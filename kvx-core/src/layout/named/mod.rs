@@ -27,18 +27,19 @@ pub(super) mod page;
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum NamedLayout {
-    /// `[2, blocks, tokens, heads, dims]`: keys and values apart. vLLM with FlashAttention until its 0.2x releases,
-    /// SGLang's `MHATokenToKVPool`.
+    /// `[2, blocks, tokens, heads, dims]`: keys and values apart. SGLang's `MHATokenToKVPool`, and vLLM with FlashAttention
+    /// before it packed keys and values.
     FlashAttentionNhd,
-    /// `[2, blocks, heads, tokens, dims]`: keys and values apart, heads outside. vLLM with FlashAttention and
-    /// `VLLM_KV_CACHE_LAYOUT=HND`, the layout that its transfers between different tensor parallel sizes want.
+    /// `[2, blocks, heads, tokens, dims]`: keys and values apart, heads outside. The same vLLM with
+    /// `VLLM_KV_CACHE_LAYOUT=HND`, which its transfers between different tensor parallel sizes want.
     FlashAttentionHnd,
     /// `[blocks, 2, tokens, heads, dims]`: keys and values in one block. FlashInfer and vLLM's Triton attention.
     FlashInferNhd,
-    /// `[blocks, 2, heads, tokens, dims]`: keys and values in one block, heads outside. FlashInfer and TensorRT-LLM.
+    /// `[blocks, 2, heads, tokens, dims]`: keys and values in one block, heads outside. FlashInfer, which wants it on
+    /// Blackwell GPUs.
     FlashInferHnd,
-    /// `[blocks, tokens, heads, key dims | value dims]`: a head's key and value side by side. vLLM's FlashAttention since
-    /// it packs keys and values.
+    /// `[blocks, tokens, heads, key dims | value dims]`: a head's key and value side by side. vLLM with FlashAttention
+    /// since it packs keys and values.
     PackedNhd,
     /// `[blocks, heads, tokens, key dims | value dims]`: the same with heads outside.
     PackedHnd,
@@ -52,13 +53,17 @@ pub enum NamedLayout {
     /// `[blocks, heads, layers, 2, tokens, dims]`: all layers of a block together, heads outside, so that a head of a
     /// block is one run over all layers. vLLM's uniform cross-layer cache under `VLLM_KV_CACHE_LAYOUT=HND`.
     CrossLayerHnd,
+    /// `[blocks, layers, tokens, heads, key dims | value dims]`: vLLM's uniform cross-layer cache with packed rows.
+    CrossLayerPackedNhd,
+    /// `[blocks, heads, layers, tokens, key dims | value dims]`: the same with heads outside.
+    CrossLayerPackedHnd,
     /// `[blocks, heads, keys [dims][tokens] | values [tokens][dims]]`: keys transposed. vLLM 0.32 on CPU.
     CpuTransposed,
 }
 
 impl NamedLayout {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::FlashAttentionNhd,
         Self::FlashAttentionHnd,
         Self::FlashInferNhd,
@@ -68,6 +73,8 @@ impl NamedLayout {
         Self::Pallas,
         Self::CrossLayerNhd,
         Self::CrossLayerHnd,
+        Self::CrossLayerPackedNhd,
+        Self::CrossLayerPackedHnd,
         Self::CpuTransposed,
     ];
 
@@ -84,6 +91,8 @@ impl NamedLayout {
             Self::Pallas => "pallas",
             Self::CrossLayerNhd => "cross-layer-nhd",
             Self::CrossLayerHnd => "cross-layer-hnd",
+            Self::CrossLayerPackedNhd => "cross-layer-packed-nhd",
+            Self::CrossLayerPackedHnd => "cross-layer-packed-hnd",
             Self::CpuTransposed => "cpu-transposed",
         }
     }
@@ -91,7 +100,12 @@ impl NamedLayout {
     /// Whether it puts all layers of a block together.
     #[must_use]
     pub const fn is_cross_layer(self) -> bool {
-        matches!(self, Self::CrossLayerNhd | Self::CrossLayerHnd)
+        matches!(self, Self::CrossLayerNhd | Self::CrossLayerPackedNhd)
+            || self.is_cross_layer_with_heads_outside()
+    }
+
+    pub(super) const fn is_cross_layer_with_heads_outside(self) -> bool {
+        matches!(self, Self::CrossLayerHnd | Self::CrossLayerPackedHnd)
     }
 }
 

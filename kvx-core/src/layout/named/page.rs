@@ -120,8 +120,12 @@ impl Style {
             Named::FlashInferHnd | Named::CrossLayerHnd => {
                 together([k(hnd(0, key)), v(hnd(key_plane, value))], block)
             }
-            Named::PackedNhd => together([k(nhd(0, row)), v(nhd(key, row))], block),
-            Named::PackedHnd => together([k(hnd(0, row)), v(hnd(key, row))], block),
+            Named::PackedNhd | Named::CrossLayerPackedNhd => {
+                together([k(nhd(0, row)), v(nhd(key, row))], block)
+            }
+            Named::PackedHnd | Named::CrossLayerPackedHnd => {
+                together([k(hnd(0, row)), v(hnd(key, row))], block)
+            }
             Named::Pallas => {
                 let lanes = (PALLAS_LANE / element).max(1);
                 let half = PALLAS_ROW / 2;
@@ -199,7 +203,8 @@ impl Style {
                 let at = align(bytes, scales.dtype.bytes())?;
                 let (scale, more) = plane(Role::IndexScale, scales.dtype, scales.dim, at)?;
                 views.push(scale);
-                bytes = align(sum(at, more)?, scales.dtype.bytes())?;
+                let widest = index.dtype.bytes().max(scales.dtype.bytes());
+                bytes = align(sum(at, more)?, widest)?;
             }
             pages.push(Page { bytes, views });
         }

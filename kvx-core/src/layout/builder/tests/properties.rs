@@ -179,6 +179,19 @@ proptest! {
         prop_assert_eq!((per_token, per_state), (model.bytes_per_token(), model.state_bytes()));
     }
 
+    /// Every element lies at a multiple of its size, so that an engine can use it where it is.
+    #[test]
+    fn elements_are_aligned(builder in any_builder(), (tp, pp) in (1_u32..6, 1_u32..4)) {
+        let ranks = builder.build_replica(Grid::new(tp, pp, 1).unwrap(), 0).unwrap();
+        for tensor in ranks.iter().flat_map(RankLayout::tensors) {
+            let axes = [tensor.block, tensor.token, tensor.head, tensor.dim];
+            let steps = axes.into_iter().filter(|axis| axis.extent > 1).map(|axis| axis.stride);
+            for offset in steps.chain([tensor.base]) {
+                prop_assert_eq!(offset % tensor.dtype.bytes(), 0, "{}: {}", tensor.key(), offset);
+            }
+        }
+    }
+
     /// Layouts survive the wire.
     #[test]
     fn a_layout_is_read_back(builder in any_builder()) {
