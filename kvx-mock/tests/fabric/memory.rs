@@ -1,6 +1,5 @@
 //! Registrations, key blobs, and what a transfer finds when they are gone.
 
-use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -225,7 +224,7 @@ fn a_region_lives_as_long_as_a_transfer_needs_it_and_no_longer() {
 fn memory_of_another_kind_is_refused_by_name() {
     let fabric = Fabric::new(1);
     let first = fabric.backend(Preset::rc(), "first");
-    let address = NonNull::without_provenance(NonZeroUsize::new(0x1000).unwrap());
+    let address = NonNull::new(std::ptr::without_provenance_mut(0x1000)).unwrap();
     // SAFETY: the region is never accessed: registering it is refused.
     let device = unsafe { Region::borrowed(address, 4096, MemoryKind::Cuda(3)) }.unwrap();
     let error = first.register(&device).unwrap_err();
