@@ -7,13 +7,15 @@
 //! A fact that both sides state must be equal. A fact that only one side states is refused where that side says that it is
 //! *required*, and ignored where not. So a newer engine may state a fact that an older one has never heard of, and decides
 //! itself whether an engine that cannot confirm it will do.
+//!
+//! [`ModelGeometry::facts`](crate::layout::ModelGeometry::facts) states what a geometry tells; add the
+//! [model](Facts::MODEL) and, where it is known, its [revision](Facts::REVISION).
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::layout::ModelGeometry;
 use crate::wire::{self, Text};
 use crate::{Error, ErrorKind, Result};
 
@@ -83,27 +85,6 @@ impl Facts {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// What a model's geometry tells: its name, and where they are the same in all attention layers, element type, KV heads
-    /// and elements of a head. State the [revision](Self::REVISION) as well where it is known.
-    ///
-    /// # Errors
-    ///
-    /// As for [`with`](Self::with), where the model's name is not fit for a fact.
-    pub fn of_model(model: &ModelGeometry) -> Result<Self> {
-        let mut facts =
-            Self::new().with(Self::MODEL, model.name())?.with(Self::LAYERS, model.num_layers())?;
-        if let Some(dtype) = model.dtype() {
-            facts = facts.with(Self::KV_DTYPE, dtype)?;
-        }
-        if let Some(heads) = model.kv_heads() {
-            facts = facts.with(Self::KV_HEADS, heads)?;
-        }
-        if let Some(dim) = model.head_dim() {
-            facts = facts.with(Self::HEAD_DIM, dim)?;
-        }
-        Ok(facts)
     }
 
     /// States a fact that the other side must state, too. A fact that was stated before is replaced.

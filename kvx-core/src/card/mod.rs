@@ -32,7 +32,7 @@
 //!     EngineName::new("prefill-7")?,
 //!     Incarnation::random()?,
 //!     "[2001:db8::7]:5600".parse()?,
-//!     Facts::of_model(&model)?,
+//!     model.facts()?.with(Facts::MODEL, "llama-3.1-8b")?,
 //!     layout,
 //! )?
 //! .with_offer(offer)?;
@@ -41,7 +41,8 @@
 //! // The consumer looks whether it may be used, and then uses it.
 //! let head = Card::peek(&bytes)?;
 //! head.identity().expect_engine("prefill-7", head.control())?;
-//! Facts::check(head.facts(), &Facts::of_model(&model)?)?;
+//! let own = model.facts()?.with(Facts::MODEL, "llama-3.1-8b")?;
+//! Facts::check(head.facts(), &own)?;
 //! assert_eq!(Card::decode(&bytes)?, card);
 //! # Ok::<(), kvx_core::Error>(())
 //! ```

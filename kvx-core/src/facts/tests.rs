@@ -1,18 +1,9 @@
 use super::*;
+use crate::layout::ModelGeometry;
 
 fn llama() -> Facts {
-    Facts::of_model(&ModelGeometry::preset("llama-3.1-8b").unwrap()).unwrap()
-}
-
-#[test]
-fn a_model_states_its_facts() {
-    let all: Vec<_> =
-        llama().iter().map(|(name, fact)| format!("{name}={}", fact.value())).collect();
-    let model = "model=llama-3.1-8b";
-    assert_eq!(all, ["head_dim=128", "kv_dtype=bf16", "kv_heads=8", "layers=32", model]);
-    assert!(llama().iter().all(|(_, fact)| fact.required()));
-    let latent = Facts::of_model(&ModelGeometry::preset("deepseek-v3").unwrap()).unwrap();
-    assert_eq!(latent.get(Facts::LAYERS), Some("61"));
+    let model = ModelGeometry::preset("llama-3.1-8b").unwrap();
+    model.facts().unwrap().with(Facts::MODEL, model.name()).unwrap()
 }
 
 #[test]
