@@ -23,20 +23,46 @@ pub struct Origin {
     pub offset: u64,
 }
 
-/// An [`Origin`] or none, without the space that an `Option` takes.
+/// An [`Origin`] or none, in eight bytes, because there is one for every byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cell(Origin);
+pub(super) struct Cell(u64);
+
+/// Bits for the offset in a region, and for the number of a region: layouts have at most 4,096.
+const OFFSET_BITS: u32 = 36;
+const REGION_BITS: u32 = 12;
 
 impl Cell {
-    pub(super) const NONE: Self = Self(Origin { rank: u32::MAX, region: 0, offset: 0 });
+    pub(super) const NONE: Self = Self(0);
 
-    pub(super) const fn new(origin: Origin) -> Self {
-        Self(origin)
+    pub(super) fn new(origin: Origin) -> Self {
+        let Origin { rank, region, offset } = origin;
+        assert!(
+            rank < u16::MAX.into() && region >> REGION_BITS == 0 && offset >> OFFSET_BITS == 0,
+            "{origin:?} is larger than the oracle can hold"
+        );
+        let place = (u64::from(rank) << REGION_BITS | u64::from(region)) << OFFSET_BITS | offset;
+        Self(place + 1)
     }
 
     pub(super) fn origin(self) -> Option<Origin> {
-        (self != Self::NONE).then_some(self.0)
+        let place = self.0.checked_sub(1)?;
+        let low = |bits: u32, of: u64| of & ((1 << bits) - 1);
+        let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        Some(Origin {
+            rank: number(place >> (OFFSET_BITS + REGION_BITS)),
+            region: number(low(REGION_BITS, place >> OFFSET_BITS)),
+            offset: low(OFFSET_BITS, place),
+        })
     }
+}
+
+/// A consumer's byte, and what was done to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Byte {
+    pub(super) value: u8,
+    pub(super) origin: Cell,
+    /// At most 255 are counted.
+    pub(super) writes: u8,
 }
 
 /// One value for every byte of a rank: by region, then offset.
@@ -198,13 +224,12 @@ impl<'a> Oracle<'a> {
         for (consumer, regions) in self.wanted.iter().enumerate() {
             for (region, cells) in regions.iter().enumerate() {
                 for (offset, cell) in cells.iter().enumerate() {
-                    let wanted = cell.origin();
+                    let expected = Byte {
+                        value: self.values[consumer][region][offset],
+                        origin: *cell,
+                        writes: u8::from(*cell != Cell::NONE),
+                    };
                     let seen = memory.byte(consumer, region, offset);
-                    let expected = (
-                        self.values[consumer][region][offset],
-                        wanted,
-                        u32::from(wanted.is_some()),
-                    );
                     if seen != Some(expected) {
                         return Err(self.fault((consumer, region, offset), expected, seen));
                     }
@@ -217,30 +242,25 @@ impl<'a> Oracle<'a> {
     fn fault(
         &self,
         (consumer, region, offset): (usize, usize, usize),
-        expected: (u8, Option<Origin>, u32),
-        seen: Option<(u8, Option<Origin>, u32)>,
+        expected: Byte,
+        seen: Option<Byte>,
     ) -> Fault {
         let layout = &self.scene.consumer.ranks[consumer];
         let element = describe(layout, rank_number(region), offset as u64);
-        let name = |origin: Option<Origin>| match origin {
-            None => "nowhere (not to be written)".to_owned(),
-            Some(Origin { rank, region, offset }) => {
-                let layout = self.scene.producer.ranks.get(rank as usize);
-                let element = layout.map_or_else(String::new, |l| describe(l, region, offset));
-                format!("producer {rank} region {region} offset {offset} ({element})")
-            }
+        let name = |byte: Byte| {
+            let place = match byte.origin.origin() {
+                None => "from nowhere".to_owned(),
+                Some(Origin { rank, region, offset }) => {
+                    let layout = self.scene.producer.ranks.get(rank as usize);
+                    let element = layout.map_or_else(String::new, |l| describe(l, region, offset));
+                    format!("from producer {rank} region {region} offset {offset} ({element})")
+                }
+            };
+            format!("{:#04x} {place}, written {} times", byte.value, byte.writes)
         };
         let at = format!("consumer {consumer} region {region} offset {offset} ({element})");
-        let Some((value, origin, writes)) = seen else {
-            return Fault::Bytes(format!("{at}: no such byte"));
-        };
-        Fault::Bytes(format!(
-            "{at}: expected {:#04x} from {}, written {} times; found {value:#04x} from {}, written {writes} times",
-            expected.0,
-            name(expected.1),
-            expected.2,
-            name(origin),
-        ))
+        let seen = seen.map_or_else(|| "no such byte".into(), name);
+        Fault::Bytes(format!("{at}: expected {}; found {seen}", name(expected)))
     }
 }
 

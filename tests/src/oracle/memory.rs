@@ -2,7 +2,7 @@
 
 use kvx_core::transfer::{Mode, Segment};
 
-use super::expect::{Cell, Origin, PerByte, index, rank_number};
+use super::expect::{Byte, Cell, Origin, PerByte, index, rank_number};
 use super::fault::Fault;
 
 /// Real bytes for all ranks of a scene, with the history of every byte of the consumers: see
@@ -12,7 +12,7 @@ pub struct Memory {
     producers: Vec<PerByte<u8>>,
     consumers: Vec<PerByte<u8>>,
     origins: Vec<PerByte<Cell>>,
-    writes: Vec<PerByte<u32>>,
+    writes: Vec<PerByte<u8>>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -26,13 +26,12 @@ impl std::fmt::Debug for Memory {
 
 impl Memory {
     pub(super) fn new(producers: Vec<PerByte<u8>>, consumers: Vec<PerByte<u8>>) -> Self {
-        fn like<T: Clone>(ranks: &[PerByte<u8>], value: &T) -> Vec<PerByte<T>> {
-            let regions = |rank: &PerByte<u8>| {
-                rank.iter().map(|region| vec![value.clone(); region.len()]).collect()
-            };
+        fn like<T>(ranks: &[PerByte<u8>], region: impl Fn(usize) -> Vec<T>) -> Vec<PerByte<T>> {
+            let regions = |rank: &PerByte<u8>| rank.iter().map(|r| region(r.len())).collect();
             ranks.iter().map(regions).collect()
         }
-        let (origins, writes) = (like(&consumers, &Cell::NONE), like(&consumers, &0));
+        let origins = like(&consumers, |bytes| vec![Cell::NONE; bytes]);
+        let writes = like(&consumers, |bytes| vec![0; bytes]);
         Self { producers, consumers, origins, writes }
     }
 
@@ -48,16 +47,11 @@ impl Memory {
         self.consumers.get(rank)?.get(region).map(Vec::as_slice)
     }
 
-    /// Value, origin and number of writes of a consumer's byte.
-    pub(super) fn byte(
-        &self,
-        rank: usize,
-        region: usize,
-        offset: usize,
-    ) -> Option<(u8, Option<Origin>, u32)> {
+    pub(super) fn byte(&self, rank: usize, region: usize, offset: usize) -> Option<Byte> {
         let value = *self.consumers.get(rank)?.get(region)?.get(offset)?;
-        let origin = self.origins[rank][region][offset].origin();
-        Some((value, origin, self.writes[rank][region][offset]))
+        let (origin, writes) =
+            (self.origins[rank][region][offset], self.writes[rank][region][offset]);
+        Some(Byte { value, origin, writes })
     }
 
     /// Carries out segments between two ranks, one byte at a time: those that the consumer would read or the producer would
@@ -102,7 +96,8 @@ impl Memory {
         *self.consumers.get_mut(to.0)?.get_mut(region)?.get_mut(offset)? = value;
         let origin = Origin { rank: rank_number(from.0), region: from.1, offset: from.2 };
         self.origins[to.0][region][offset] = Cell::new(origin);
-        self.writes[to.0][region][offset] += 1;
+        let writes = &mut self.writes[to.0][region][offset];
+        *writes = writes.saturating_add(1);
         Some(())
     }
 }
