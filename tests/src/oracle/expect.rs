@@ -239,6 +239,33 @@ impl<'a> Oracle<'a> {
         Ok(())
     }
 
+    /// Checks only the values of one region of a consumer rank, for transfers that were really carried out.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Bytes`], naming the first wrong byte and its logical element.
+    pub fn check_values(&self, consumer: usize, region: u32, bytes: &[u8]) -> Result<(), Fault> {
+        let expected = self.values.get(consumer).and_then(|rank| rank.get(region as usize));
+        let Some(expected) = expected.filter(|expected| expected.len() == bytes.len()) else {
+            return Err(Fault::Bytes(format!(
+                "consumer {consumer} has no region {region} of {} bytes",
+                bytes.len()
+            )));
+        };
+        let mut both = expected.iter().zip(bytes).enumerate();
+        match both.find(|(_, (expected, seen))| expected != seen) {
+            None => Ok(()),
+            Some((offset, (expected, seen))) => {
+                let layout = &self.scene.consumer.ranks[consumer];
+                let element = describe(layout, region, offset as u64);
+                Err(Fault::Bytes(format!(
+                    "consumer {consumer} region {region} offset {offset} ({element}): \
+                     expected {expected:#04x}, found {seen:#04x}"
+                )))
+            }
+        }
+    }
+
     fn fault(
         &self,
         (consumer, region, offset): (usize, usize, usize),

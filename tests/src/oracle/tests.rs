@@ -81,6 +81,15 @@ fn a_scene_worked_out_by_hand() {
     let segments: Vec<Segment> = expected.iter().map(segment).collect();
     judge(&oracle, &segments).unwrap();
     oracle.check_fewest(0, 0, Mode::Read, &segments).unwrap();
+
+    let mut memory = oracle.memory().unwrap();
+    memory.apply(0, 0, Mode::Read, &segments).unwrap();
+    let mut bytes = memory.consumer(0, 1).unwrap().to_vec();
+    oracle.check_values(0, 1, &bytes).unwrap();
+    assert!(oracle.check_values(0, 0, &bytes).is_err());
+    bytes[5] ^= 1;
+    let fault = oracle.check_values(0, 1, &bytes).unwrap_err().to_string();
+    assert!(fault.contains("offset 5 (layer 0 V, kernel block 1, position 0"), "{fault}");
 }
 
 #[test]
