@@ -9,8 +9,9 @@ use super::super::tensor::{Axis, Tensor, TensorKey};
 use super::refuse;
 use crate::Result;
 
-/// Most rows that are compared one by one.
-const MAX_ROWS: u64 = 1 << 20;
+/// Most rows that are compared one by one. Layouts that engines use need next to none, and a peer that asks for more shall
+/// not be given the memory.
+const MAX_ROWS: u64 = 1 << 16;
 
 /// One tensor, or one step of it, within what is being compared.
 struct Piece {
