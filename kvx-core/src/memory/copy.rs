@@ -1,7 +1,9 @@
 //! Copies to and from memory that a device, another thread or another process may touch at the same time.
 //!
 //! Every access is a relaxed atomic one: of eight bytes where the address is aligned to that, of single bytes at the ends.
-//! A concurrent writer can therefore tear what is read, as a device can, but cannot make the copy undefined.
+//! A concurrent writer can therefore tear what is read, as a device can, but cannot make the copy undefined: so it is for
+//! devices, for other processes, and for threads whose copies fall on the same words. Threads whose copies overlap at
+//! different places race with accesses of different sizes, which processors define and Rust's rules so far do not.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};

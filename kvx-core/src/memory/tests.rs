@@ -1,4 +1,5 @@
-//! Tests of registered memory. All of them run under Miri.
+//! Tests of registered memory. All of them run under Miri, where accesses of different sizes need
+//! `MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-disable-weak-memory-emulation"`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -40,7 +41,9 @@ fn no_region_is_empty() {
 
 #[test]
 fn more_than_there_is_is_an_error_and_not_an_abort() {
-    for bytes in [u64::MAX, u64::MAX / 2, 1 << 62] {
+    // Miri has no way to say that the last is not to be had.
+    let count = if cfg!(miri) { 2 } else { 3 };
+    for bytes in [u64::MAX, u64::MAX / 2, 1 << 62].into_iter().take(count) {
         let error = Region::host(bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Resources);
         assert!(error.to_string().contains(&format!("bytes={bytes}")), "{error}");
