@@ -32,6 +32,8 @@ pub(super) struct Peer {
     pub(super) last_batch: u64,
     /// Transfers not settled.
     pub(super) unsettled: usize,
+    /// The last batch tried was refused as full.
+    pub(super) waits_for_room: bool,
     /// A thread is posting to it: others leave their work in the queue.
     pub(super) posting: bool,
     /// It is being severed: no new transfers.

@@ -253,6 +253,7 @@ impl State {
                 self.count(peer, |stats| stats.batches += 1);
                 if let Some(known) = self.peers.get_mut(&peer) {
                     known.last_batch = id.0;
+                    known.waits_for_room = false;
                 }
                 work.cutter.advance();
                 // The record is gone if all of it, or what was posted before it failed, settled meanwhile.
@@ -279,8 +280,13 @@ impl State {
                 if self.settles != settles {
                     return true;
                 }
-                self.stalled.insert(peer);
-                self.waiters.take(Topic::Driver, &mut effects.wake);
+                if let Some(known) = self.peers.get_mut(&peer) {
+                    self.stalled.insert(peer);
+                    // Told once: a driver that is refused again would wake itself, and spin.
+                    if !std::mem::replace(&mut known.waits_for_room, true) {
+                        self.waiters.take(Topic::Driver, &mut effects.wake);
+                    }
+                }
                 false
             }
             Err(error) => {

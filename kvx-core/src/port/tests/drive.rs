@@ -1,6 +1,6 @@
 //! Waiting without blocking, with a driver and without.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -111,6 +111,21 @@ async fn a_driver_tries_again_what_only_time_helps() {
         setup.fake.always(Say::Inline);
         timeout(LONG, setup.write(&segments(1), None)).await.expect("forgotten").unwrap();
         assert_eq!(setup.port.stats().full, 5);
+    }
+}
+
+#[tokio::test]
+async fn a_driver_naps_while_only_time_helps() {
+    for setup in [with_descriptor(), Setup::new()] {
+        let _driver = tokio::spawn(setup.port.drive());
+        breathe().await;
+        setup.fake.always(Say::Full);
+        let begun = Instant::now();
+        let transfer = setup.write(&segments(1), None);
+        sleep(Duration::from_millis(50)).await;
+        let (full, passed) = (setup.port.stats().full, begun.elapsed());
+        assert!(full >= 3 && u128::from(full) <= 10 + passed.as_millis(), "{full} in {passed:?}");
+        drop(transfer);
     }
 }
 
