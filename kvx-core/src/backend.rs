@@ -22,7 +22,9 @@
 //! 5. Cancelling is best effort; *settled* is the only proof that the memory is quiet.
 //! 6. After [`sever`](TransferBackend::sever) all my transfers to that peer settle within a bound, also when the peer is
 //!    stopped.
-//! 7. *Peer down* comes after that peer's last *settled*.
+//! 7. *Peer down* comes after that peer's last *settled*. Where [`Capabilities::revoke`] is
+//!    [`Revoke::PerPeer`](crate::capability::Revoke::PerPeer), it also means that this peer's access to my memory has ended,
+//!    whoever ended the connection.
 //! 8. A stale handle is an error, never an access.
 //! 9. `Full` and every error of `submit` mean that nothing was posted.
 //!
@@ -171,7 +173,8 @@ pub enum Event {
         /// The bytes.
         payload: Vec<u8>,
     },
-    /// The connection to a peer is over. Its last settled event came before this one.
+    /// The connection to a peer is over. Its last settled event came before this one. Where [`Capabilities::revoke`] is
+    /// [`Revoke::PerPeer`](crate::capability::Revoke::PerPeer), that peer no longer reads or writes any of my memory.
     PeerDown {
         /// Which peer. The handle is stale from now on.
         peer: PeerId,

@@ -134,7 +134,8 @@ pub enum Ordering {
 pub enum Revoke {
     /// It cannot: peers write only where the owner can quarantine.
     None,
-    /// One peer's access to everything (RC: the queue pair is destroyed).
+    /// One peer's access to everything (RC: the queue pair is destroyed). It ends with the connection, too, whichever side
+    /// ended that: by *peer down* at the latest.
     PerPeer,
     /// Everybody's access to one region, by deregistering it.
     PerRegion,

@@ -11,7 +11,9 @@ use kvx_core::{Error, Result};
 
 use crate::engine::PeerState;
 use crate::error::{BACKEND, down, misuse};
-use crate::net::{EngineId, Fabric, Net};
+use crate::fabric::Fabric;
+use crate::net::{EngineId, Net};
+use crate::schedule::Lane;
 use crate::trace::What;
 
 /// One engine's end of a [`Fabric`]. Dropping it ends the engine.
@@ -92,9 +94,9 @@ impl TransferBackend for MockBackend {
 
     fn sever(&self, peer: PeerId) -> Result<()> {
         self.with(|net, engine| {
-            let connection = net.engine("sever", engine)?.peer("sever", peer)?.connection;
+            net.engine("sever", engine)?.peer("sever", peer)?;
             net.record(engine, What::Severed(peer));
-            net.end(connection, engine, "the peer severed the connection");
+            net.end(Lane { engine, peer }, None, "the peer severed the connection");
             Ok(())
         })
     }
@@ -105,10 +107,11 @@ impl TransferBackend for MockBackend {
                 .with_backend(BACKEND));
         }
         self.with(|net, engine| {
-            let connection = net.engine("revoke", engine)?.peer("revoke", peer)?.connection;
+            net.engine("revoke", engine)?.peer("revoke", peer)?;
             net.record(engine, What::Revoked(peer));
-            net.end(connection, engine, "the peer revoked this side's access");
-            net.end_access(engine, peer);
+            let lane = Lane { engine, peer };
+            net.end(lane, None, "the peer has ended this side's access");
+            net.end_access(lane);
             Ok(())
         })
     }
@@ -130,6 +133,9 @@ impl TransferBackend for MockBackend {
             }
             if !side.ready {
                 return Err(misuse("connect", "the handshake with this peer is not complete"));
+            }
+            if net.is_cut(&entry.name, &side.name) {
+                return Err(down("connect", "the peer does not answer").with_context("peer", peer));
             }
             Ok(())
         })

@@ -10,7 +10,7 @@ use kvx_core::config::BackendConfig;
 use kvx_core::id::Incarnation;
 use kvx_core::registry::Opener;
 
-use crate::net::{Fabric, Shared};
+use crate::fabric::{Fabric, Shared};
 use crate::preset::Preset;
 
 /// What the options say.

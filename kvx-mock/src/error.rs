@@ -38,6 +38,17 @@ pub(crate) fn closed(operation: &'static str) -> Error {
     Error::new(ErrorKind::Closed, operation, "the backend is closed").with_backend(BACKEND)
 }
 
+/// This engine's process was killed.
+pub(crate) fn killed(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Closed, operation, "the process of this engine was killed")
+        .with_backend(BACKEND)
+}
+
+/// A rule said so.
+pub(crate) fn ruled(operation: &'static str, kind: ErrorKind) -> Error {
+    Error::new(kind, operation, "a rule of the fabric failed it").with_backend(BACKEND)
+}
+
 /// The connection is over, or the peer is gone.
 pub(crate) fn down(operation: &'static str, reason: &'static str) -> Error {
     Error::peer(operation, reason).with_backend(BACKEND).with_retry(Retry::Reconnect)

@@ -1,6 +1,6 @@
 //! How two engines of a fabric meet, and the bytes that they exchange for it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvx_core::handshake::{Handshake, HandshakeBytes};
@@ -9,8 +9,11 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use crate::backend::MockBackend;
 use crate::engine::{Peer, PeerState};
-use crate::error::{BACKEND, down, malformed};
-use crate::net::{ConnectionId, EngineId, FabricId, Net};
+use crate::error::{BACKEND, down, malformed, ruled};
+use crate::fabric::FabricId;
+use crate::net::{ConnectionId, EngineId, Net};
+use crate::rule::{Kind as Asked, Party, Verdict};
+use crate::schedule::Lane;
 use crate::trace::What;
 
 impl Handshake for MockBackend {
@@ -31,6 +34,7 @@ impl Handshake for MockBackend {
         self.with(|net, engine| {
             let message = net.read("accept", engine, Kind::Offer, offer)?;
             let other = net.sender("accept", &message)?;
+            net.ask_about_message("accept", other, engine, offer)?;
             let connection = net.connection(engine, other);
             let peer = net.join(engine, connection, other, message.from)?;
             Ok((peer, net.message(engine, Kind::Reply, message.from, connection)?))
@@ -45,6 +49,7 @@ impl Handshake for MockBackend {
                 return Err(malformed(operation, "a reply, but this side made no offer"));
             }
             let other = net.current(operation, engine, &message)?;
+            net.ask_about_message(operation, other, engine, reply)?;
             let peer = net.join(engine, message.connection, other, message.from)?;
             net.set_ready(engine, peer);
             let completion =
@@ -57,7 +62,8 @@ impl Handshake for MockBackend {
         self.with(|net, engine| {
             let operation = "finish";
             let message = net.read(operation, engine, Kind::Completion, completion)?;
-            net.current(operation, engine, &message)?;
+            let other = net.current(operation, engine, &message)?;
+            net.ask_about_message(operation, other, engine, completion)?;
             let peer = net.own_side(engine, message.connection).ok_or_else(|| {
                 malformed(operation, "a completion, but this side accepted no offer")
             })?;
@@ -108,6 +114,23 @@ impl Net {
         Ok(message)
     }
 
+    /// Asks the rules about a message that an engine takes from another.
+    fn ask_about_message(
+        &mut self,
+        operation: &'static str,
+        from: EngineId,
+        to: EngineId,
+        bytes: &HandshakeBytes,
+    ) -> Result<()> {
+        let entry = self.engine(operation, to)?;
+        let party = Party { name: Arc::clone(&entry.name), incarnation: entry.incarnation };
+        let bytes = bytes.as_bytes().len() as u64;
+        match self.ask(Asked::Handshake, from, (to, party), None, None, bytes) {
+            Some((_, (Verdict::Fail(kind), _))) => Err(ruled(operation, kind)),
+            _ => Ok(()),
+        }
+    }
+
     /// The engine that sent a message.
     fn sender(&self, operation: &'static str, message: &Message) -> Result<EngineId> {
         self.incarnations.get(&message.from).copied().ok_or_else(|| {
@@ -147,19 +170,31 @@ impl Net {
         if let Some(peer) = self.own_side(engine, connection) {
             return Ok(peer);
         }
+        for lane in self.lanes_of(engine) {
+            if self.side(lane).is_some_and(|side| side.engine == other) {
+                self.retire(lane);
+            }
+        }
         let reverse = self.own_side(other, connection);
         let side = Peer {
             engine: other,
+            name: Arc::clone(&self.engine("handshake", other)?.name),
             incarnation,
             connection,
             reverse,
             ready: false,
             state: PeerState::Open,
+            revoked: false,
+            broken: false,
             keys: BTreeSet::new(),
-            transfers: VecDeque::new(),
-            notes: VecDeque::new(),
+            transfers: BTreeMap::new(),
+            notes: BTreeMap::new(),
             in_flight: 0,
-            active_at: None,
+            busy_until: 0,
+            notice: None,
+            silence: None,
+            loss: None,
+            finish: None,
         };
         let peer = self.engine_mut("handshake", engine)?.peers.insert(side).ok_or_else(|| {
             Error::new(ErrorKind::Resources, "handshake", "no handle is left").with_backend(BACKEND)
@@ -169,16 +204,19 @@ impl Net {
                 side.1 = Some(peer);
             }
         }
-        if let Some(side) = reverse.and_then(|reverse| self.peer_mut(other, reverse)) {
+        if let Some(reverse) = reverse
+            && let Some(side) = self.side_mut(Lane { engine: other, peer: reverse })
+        {
             side.reverse = Some(peer);
         }
         let name = Arc::clone(&self.engine("handshake", other)?.name);
         self.record(engine, What::Met { peer, name });
+        self.watch(Lane { engine, peer });
         Ok(peer)
     }
 
     fn set_ready(&mut self, engine: EngineId, peer: PeerId) {
-        let side = self.peer_mut(engine, peer);
+        let side = self.side_mut(Lane { engine, peer });
         if side.is_some_and(|side| !std::mem::replace(&mut side.ready, true)) {
             self.record(engine, What::Ready(peer));
         }

@@ -3,8 +3,12 @@
 
 mod backend;
 mod config;
+mod digest;
+mod ending;
 mod engine;
 mod error;
+mod fabric;
+mod fault;
 mod handshake;
 mod memory;
 mod net;
@@ -12,12 +16,21 @@ mod poll;
 mod post;
 mod preset;
 mod probe;
+pub mod rule;
+pub mod rules;
+mod schedule;
 mod slots;
+mod step;
+mod timing;
 mod trace;
+mod way;
 
 pub use backend::MockBackend;
-pub use net::Fabric;
+pub use fabric::Fabric;
+pub use fault::Partition;
 pub use preset::Preset;
+pub use rule::{Chance, Kind, Operation, Party, Rule, RuleGuard, Verdict};
+pub use timing::{Span, Timing};
 pub use trace::{Entry, How, What};
 
 kvx_core::register_backend! {

@@ -1,14 +1,16 @@
 //! Registrations and key blobs.
 
+use std::sync::Arc;
+
 use kvx_core::id::{Incarnation, PeerId, RegionId, RemoteRegionId};
 use kvx_core::memory::{KeyBlob, MemoryRegistry, Region};
 use kvx_core::{Error, ErrorKind, Result};
-use rand::RngExt;
 
 use crate::backend::MockBackend;
 use crate::engine::{Imported, PeerState, Registered, RemoteKey};
-use crate::error::{BACKEND, down, malformed, misuse, stale};
+use crate::error::{BACKEND, down, malformed, misuse, ruled, stale};
 use crate::net::{EngineId, Net};
+use crate::rule::{Kind, Party, Verdict};
 use crate::trace::What;
 
 impl MemoryRegistry for MockBackend {
@@ -49,8 +51,7 @@ impl MemoryRegistry for MockBackend {
 impl Net {
     fn register(&mut self, engine: EngineId, region: &Region) -> Result<RegionId> {
         let operation = "register";
-        let secret = self.rng.random();
-        let entry = self.engine_mut(operation, engine)?;
+        let entry = self.engine(operation, engine)?;
         entry.check_open(operation)?;
         let kind = region.kind();
         if !entry.preset.capabilities().memory(kind) {
@@ -59,6 +60,13 @@ impl Net {
                 .with_context("memory", kind)
                 .with_remedy("use host memory with the mock"));
         }
+        let me = Party { name: Arc::clone(&entry.name), incarnation: entry.incarnation };
+        let asked = self.ask(Kind::Register, engine, (engine, me), None, None, region.bytes());
+        if let Some((_, (Verdict::Fail(kind), _))) = asked {
+            return Err(ruled(operation, kind).with_context("bytes", region.bytes()));
+        }
+        let secret = self.secret();
+        let entry = self.engine_mut(operation, engine)?;
         let region = entry.regions.insert(Registered { region: region.clone(), secret });
         let region = region.ok_or_else(|| too_many(operation))?;
         self.record(engine, What::Registered(region));
@@ -73,7 +81,7 @@ impl Net {
         let peers: Vec<PeerId> = entry.peers.handles().collect();
         for peer in peers {
             let Some(side) = entry.peers.get_mut(peer) else { continue };
-            for transfer in &mut side.transfers {
+            for transfer in side.transfers.values_mut() {
                 let uses = transfer.work.locals.iter().any(|(local, _)| *local == region);
                 if uses && !transfer.work.jobs.is_empty() {
                     let error = misuse("transfer", "its local region was deregistered");

@@ -1,6 +1,7 @@
 //! From a batch of segments to work for the fabric.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kvx_core::Result;
 use kvx_core::backend::Submit;
@@ -9,9 +10,11 @@ use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::transfer::{Mode, PostedSegment};
 use rand::seq::SliceRandom;
 
-use crate::engine::{Engine, Job, PeerState, Transfer, Work};
-use crate::error::{BACKEND, down, misuse, over, stale};
+use crate::engine::{Engine, Job, PeerState, Stage, Transfer, Wait, Work};
+use crate::error::{BACKEND, down, misuse, over, ruled, stale};
 use crate::net::{EngineId, Net};
+use crate::rule::{Kind, Party, Verdict};
+use crate::schedule::Lane;
 use crate::trace::What;
 
 const SUBMIT: &str = "submit";
@@ -44,29 +47,46 @@ impl Net {
             return Ok(Submit::Full);
         }
         let mut work = entry.work(peer, segments)?;
+        let bytes = segments.iter().fold(0_u64, |sum, s| sum.saturating_add(s.bytes));
+        let to = Party { name: Arc::clone(&side.name), incarnation: side.incarnation };
+        let to = (side.engine, to);
+        match self.ask(Kind::Post, engine, to, Some(id), Some(mode), bytes) {
+            Some((_, (Verdict::Fail(kind), _))) => return Err(ruled(SUBMIT, kind)),
+            Some((_, (Verdict::Full, _))) => {
+                self.record(engine, What::Full(peer));
+                return Ok(Submit::Full);
+            }
+            _ => {}
+        }
         work.jobs.shuffle(&mut self.rng);
+        let (lane, number, posted_at) = (Lane { engine, peer }, self.number(), self.schedule.now);
         let entry = self.engine_mut(SUBMIT, engine)?;
         entry.in_flight.insert(id, peer);
-        let notify_bytes = notify.map(<[u8]>::len);
         if let Some(side) = entry.peers.get_mut(peer) {
             let notify = notify.map(Vec::from);
-            side.transfers.push_back(Transfer {
+            let transfer = Transfer {
                 id,
                 mode,
                 work,
+                bytes,
                 notify,
+                posted_at,
                 cancelled: false,
                 doomed: None,
-            });
+                stage: Stage::Data,
+                wait: Wait::Turn,
+                judged: false,
+            };
+            side.transfers.insert(number, transfer);
             side.in_flight += 1;
-            if segments.is_empty() {
-                side.release_note(side.transfers.len() - 1);
-            }
         }
-        let what =
-            What::Submitted { id, peer, mode, segments: segments.len(), notify: notify_bytes };
-        self.record(engine, what);
-        self.tidy(engine, peer);
+        let (segments, notify) = (segments.len(), notify.map(<[u8]>::len));
+        self.record(engine, What::Submitted { id, peer, mode, segments, notify });
+        if segments == 0 {
+            self.all_arrived(lane, number);
+        } else {
+            self.begin(lane, number);
+        }
         Ok(Submit::Submitted)
     }
 
@@ -77,7 +97,7 @@ impl Net {
             return Err(stale(operation, "transfer", id));
         };
         if let Some(side) = entry.peers.get_mut(peer) {
-            for transfer in side.transfers.iter_mut().filter(|transfer| transfer.id == id) {
+            for transfer in side.transfers.values_mut().filter(|transfer| transfer.id == id) {
                 transfer.cancelled = true;
             }
         }

@@ -1,24 +1,55 @@
 //! Presets: how the fabric of an engine behaves.
 
+use std::time::Duration;
+
 use kvx_core::capability::{Capabilities, Ordering, Revoke};
 use kvx_core::{Error, Result};
 
-/// How an engine's fabric behaves: its capabilities, and what it calls its transport. Engines of different presets do not
-/// talk to each other.
+use crate::timing::{Span, Timing};
+
+/// How an engine's fabric behaves: its capabilities, what it calls its transport, and how long things take. Engines of
+/// different presets do not talk to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preset {
     name: &'static str,
     transport: &'static str,
     capabilities: Capabilities,
+    timing: Timing,
+    target: Target,
+    loss: Loss,
+    most_notifications: usize,
+}
+
+/// Who serves accesses to an engine's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Its network card: it goes on when the process is stopped.
+    Hardware,
+    /// A thread of its process.
+    Software,
+}
+
+/// What ends when data is lost for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// The transfer to which it belongs.
+    Transfer,
+    /// The connection.
+    Connection,
 }
 
 impl Preset {
     /// The names that [`by_name`](Self::by_name) knows.
     pub const NAMES: [&'static str; 3] = ["rc", "efa", "ucx-tcp"];
 
+    /// Most notifications that wait to be polled by one engine, unless a preset
+    /// [says otherwise](Self::with_most_notifications).
+    pub const MOST_NOTIFICATIONS: usize = 4096;
+
     /// Like reliable connections of InfiniBand or RoCE: batches to one peer become visible in order, a peer's access can
-    /// be ended by destroying the connection, notifications ride on the data (immediate). As there, a connection that is down
-    /// gives no access any more: once *peer down* is reported, that peer reads and writes nothing.
+    /// be ended by destroying the connection, notifications ride on the data (immediate), and what is lost for good takes the
+    /// connection with it. As there, a connection that is down gives no access any more: once *peer down* is reported, that
+    /// peer reads and writes nothing. A process that is stopped is read and written all the same.
     #[must_use]
     pub const fn rc() -> Self {
         let mut capabilities = both_modes();
@@ -29,11 +60,19 @@ impl Preset {
         capabilities.ordering = Ordering::PerPeer;
         capabilities.revoke = Revoke::PerPeer;
         capabilities.native_notification = true;
-        Self { name: "rc", transport: "mock-rc", capabilities }
+        let timing = Timing {
+            latency: Span::micros(1, 5),
+            per_kib: Duration::from_nanos(20),
+            death: Span::micros(200_000, 800_000),
+            silence: Span::micros(500_000, 2_000_000),
+            sever: Span::micros(1, 100_000),
+        };
+        Self::made_of("rc", "mock-rc", capabilities, timing)
     }
 
     /// Like the scalable reliable datagrams of EFA: everything in any order, no way to end a peer's access, few segments in
-    /// a batch.
+    /// a batch. Data that is lost for good fails its transfer only. A process that is stopped is read and written all the
+    /// same.
     #[must_use]
     pub const fn efa() -> Self {
         let mut capabilities = both_modes();
@@ -41,10 +80,18 @@ impl Preset {
         capabilities.limits.max_batch_segments = 256;
         capabilities.limits.max_notification_bytes = 1024;
         capabilities.limits.max_in_flight = 64;
-        Self { name: "efa", transport: "mock-srd", capabilities }
+        let timing = Timing {
+            latency: Span::micros(10, 60),
+            per_kib: Duration::from_nanos(40),
+            death: Span::micros(1_000_000, 4_000_000),
+            silence: Span::micros(1_000_000, 4_000_000),
+            sever: Span::micros(1, 1_000_000),
+        };
+        Self { loss: Loss::Transfer, ..Self::made_of("efa", "mock-srd", capabilities, timing) }
     }
 
-    /// Like UCX over TCP: a target in software, everything in any order, no way to end a peer's access, large limits.
+    /// Like UCX over TCP: everything in any order, no way to end a peer's access, large limits. The target is software: while
+    /// a process is stopped, nothing gets into or out of its memory, and its peers notice nothing but that.
     #[must_use]
     pub const fn ucx_tcp() -> Self {
         let mut capabilities = both_modes();
@@ -52,10 +99,30 @@ impl Preset {
         capabilities.limits.max_batch_segments = 8192;
         capabilities.limits.max_notification_bytes = 8192;
         capabilities.limits.max_in_flight = 1024;
-        Self { name: "ucx-tcp", transport: "mock-tcp", capabilities }
+        let timing = Timing {
+            latency: Span::micros(20, 200),
+            per_kib: Duration::from_nanos(300),
+            death: Span::micros(20, 1_000),
+            silence: Span::micros(10_000_000, 30_000_000),
+            sever: Span::micros(1, 1_900_000),
+        };
+        let made = Self::made_of("ucx-tcp", "mock-tcp", capabilities, timing);
+        Self { target: Target::Software, ..made }
     }
 
-    /// With these capabilities: tiny limits, say, so that splitting is exercised.
+    const fn made_of(
+        name: &'static str,
+        transport: &'static str,
+        capabilities: Capabilities,
+        timing: Timing,
+    ) -> Self {
+        let most_notifications = Self::MOST_NOTIFICATIONS;
+        let (target, loss) = (Target::Hardware, Loss::Connection);
+        Self { name, transport, capabilities, timing, target, loss, most_notifications }
+    }
+
+    /// With these capabilities: tiny limits, say, so that splitting is exercised. Otherwise like [`rc`](Self::rc) where
+    /// they promise order or revoking, and like [`efa`](Self::efa) where they do not.
     ///
     /// # Errors
     ///
@@ -75,7 +142,10 @@ impl Preset {
         if capabilities.revoke == Revoke::PerRegion {
             return refuse("revoke: this fabric revokes per peer or not at all");
         }
-        Ok(Self { name: "custom", transport: "mock-custom", capabilities })
+        let connected =
+            capabilities.ordering == Ordering::PerPeer || capabilities.revoke == Revoke::PerPeer;
+        let like = if connected { Self::rc() } else { Self::efa() };
+        Ok(Self { name: "custom", transport: "mock-custom", capabilities, ..like })
     }
 
     /// The preset of this name, one of [`NAMES`](Self::NAMES).
@@ -91,6 +161,26 @@ impl Preset {
             _ => Err(Error::config("preset", format!("no preset is named {name:?}"))
                 .with_context("presets", Self::NAMES.join(", "))),
         }
+    }
+
+    /// With other durations.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse), naming the field, when a range is empty, or severing may take
+    /// longer than the contract allows.
+    pub fn with_timing(self, timing: Timing) -> Result<Self> {
+        timing.check()?;
+        Ok(Self { timing, ..self })
+    }
+
+    /// With room for `most` notifications that wait to be polled (at least 1).
+    ///
+    /// What does not fit waits at the peers: their transfers with a notification do not settle until there is room, so that
+    /// their queues fill up and say full. The other events of an engine are bounded by what it does itself.
+    #[must_use]
+    pub fn with_most_notifications(self, most: usize) -> Self {
+        Self { most_notifications: most.max(1), ..self }
     }
 
     /// Its name.
@@ -109,6 +199,28 @@ impl Preset {
     #[must_use]
     pub const fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    /// How long things take.
+    #[must_use]
+    pub const fn timing(&self) -> &Timing {
+        &self.timing
+    }
+
+    /// How many notifications may wait to be polled by one engine.
+    #[must_use]
+    pub const fn most_notifications(&self) -> usize {
+        self.most_notifications
+    }
+
+    /// Whether accesses to a process's memory need that process: while it is stopped, they wait.
+    #[must_use]
+    pub const fn is_software(&self) -> bool {
+        matches!(self.target, Target::Software)
+    }
+
+    pub(crate) const fn loss(&self) -> Loss {
+        self.loss
     }
 }
 
@@ -130,6 +242,7 @@ mod tests {
             let preset = Preset::by_name(name).unwrap();
             assert_eq!(preset.name(), name);
             preset.capabilities().check().unwrap();
+            preset.timing().check().unwrap();
         }
         let error = Preset::by_name("roce").unwrap_err().to_string();
         assert!(error.contains("\"roce\"") && error.contains("rc, efa, ucx-tcp"), "{error}");

@@ -2,22 +2,30 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvx_core::backend::Outcome;
 use kvx_core::id::{PeerId, RegionId, TransferId};
 use kvx_core::transfer::Mode;
 
+use crate::digest::Digest;
+use crate::rule::{Kind, Verdict};
+use crate::timing::nanos;
+
+mod feed;
+
 /// Most entries that are kept; older ones are dropped, but stay in the digest.
 const KEPT: usize = 65_536;
 
 /// One entry of a fabric's event log.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Virtual time: how many steps the fabric had made.
+    /// How many steps the fabric had made.
     pub step: u64,
+    /// Virtual time.
+    pub at: Duration,
     /// Name of the engine to which it happened.
     pub engine: Arc<str>,
     /// What happened.
@@ -25,7 +33,7 @@ pub struct Entry {
 }
 
 /// What happened to an engine.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum What {
     /// It was opened.
@@ -65,6 +73,8 @@ pub enum What {
         /// How many segments.
         segments: usize,
     },
+    /// All data of a transfer of its own has arrived, but the peer has no room for the notification now.
+    NoRoom(TransferId),
     /// It asked that a transfer be given up.
     Cancelled(TransferId),
     /// A transfer of its own settled.
@@ -92,10 +102,51 @@ pub enum What {
     Severed(PeerId),
     /// It ended a peer's access.
     Revoked(PeerId),
+    /// It learnt that a peer had ended the connection.
+    Told(PeerId),
+    /// It gave up a peer that does not answer.
+    Silent(PeerId),
+    /// Something of its own was lost for good: nothing more of what it posted to this peer moves.
+    Broken(PeerId),
     /// Its connection to a peer is over.
     PeerDown(PeerId),
     /// It was closed.
     Closed,
+    /// Its process was killed.
+    Killed,
+    /// Its process was stopped.
+    Stopped,
+    /// Its process went on.
+    Resumed,
+    /// Nothing gets from it to the engine of this name, or back.
+    Cut(Arc<str>),
+    /// The way to the engine of this name is open again.
+    Healed(Arc<str>),
+    /// A rule decided about an operation of its own.
+    Ruled {
+        /// What kind of operation.
+        kind: Kind,
+        /// The transfer to which it belongs.
+        id: Option<TransferId>,
+        /// What was decided.
+        verdict: Verdict,
+    },
+    /// A rule's verdict meant nothing for an operation of its own, and was taken as `Pass`.
+    Ignored {
+        /// What kind of operation.
+        kind: Kind,
+        /// The transfer to which it belongs.
+        id: Option<TransferId>,
+        /// What the rule said.
+        verdict: Verdict,
+    },
+    /// The fabric received something of its own twice and passed it on once.
+    Suppressed {
+        /// What kind of operation.
+        kind: Kind,
+        /// The transfer to which it belongs.
+        id: TransferId,
+    },
 }
 
 /// How a transfer settled.
@@ -120,9 +171,12 @@ impl From<&Outcome> for How {
     }
 }
 
+/// `step`, microseconds, engine, what.
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:>8} {}: {:?}", self.step, self.engine, self.what)
+        let nanos = nanos(self.at);
+        let (micros, rest) = (nanos / 1000, nanos % 1000);
+        write!(f, "{:>8} {micros:>9}.{rest:03} {}: {:?}", self.step, self.engine, self.what)
     }
 }
 
@@ -133,12 +187,12 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    pub(crate) fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { entries: VecDeque::new(), digest: Digest::START }
     }
 
     pub(crate) fn push(&mut self, entry: Entry) {
-        entry.hash(&mut self.digest);
+        entry.feed(&mut self.digest);
         if self.entries.len() == KEPT {
             self.entries.pop_front();
         }
@@ -149,27 +203,14 @@ impl Log {
         self.entries.iter().cloned().collect()
     }
 
-    pub(crate) fn digest(&self) -> u64 {
-        self.digest.finish()
-    }
-}
-
-/// FNV-1a of 64 bits: the same in every process, which the standard library's hasher is not.
-struct Digest(u64);
-
-impl Digest {
-    const START: Self = Self(0xcbf2_9ce4_8422_2325);
-}
-
-impl Hasher for Digest {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
+    /// The newest `count` entries, oldest first.
+    pub(crate) fn newest(&self, count: usize) -> Vec<Entry> {
+        let from = self.entries.len().saturating_sub(count);
+        self.entries.range(from..).cloned().collect()
     }
 
-    fn finish(&self) -> u64 {
-        self.0
+    pub(crate) const fn digest(&self) -> u64 {
+        self.digest.value()
     }
 }
 
@@ -178,13 +219,14 @@ mod tests {
     use super::*;
 
     fn entry(step: u64) -> Entry {
-        Entry { step, engine: "a".into(), what: What::Full(PeerId::new(0, 0)) }
+        let at = Duration::from_nanos(step + 12_345);
+        Entry { step, at, engine: "a".into(), what: What::Full(PeerId::new(0, 0)) }
     }
 
     #[test]
     fn the_log_is_bounded_and_the_digest_sees_all() {
         let (mut log, mut other) = (Log::new(), Log::new());
-        other.push(entry(u64::MAX));
+        other.push(entry(1 << 40));
         for step in 0..KEPT as u64 + 3 {
             log.push(entry(step));
             other.push(entry(step));
@@ -193,6 +235,8 @@ mod tests {
         assert_eq!(log.entries()[0].step, 3);
         assert_eq!(log.entries(), other.entries());
         assert_ne!(log.digest(), other.digest());
-        assert_eq!(entry(7).to_string(), "       7 a: Full(PeerId(0v0))");
+        assert_eq!(log.newest(2), log.entries()[KEPT - 2..]);
+        assert_eq!(log.newest(KEPT + 1), log.entries());
+        assert_eq!(entry(7).to_string(), "       7        12.352 a: Full(PeerId(0v0))");
     }
 }

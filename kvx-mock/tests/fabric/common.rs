@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvx_core::ErrorKind;
 use kvx_core::backend::{Event, Events, Outcome, Submit, TransferBackend as _};
 use kvx_core::handshake::Handshake as _;
 use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
@@ -37,6 +38,83 @@ pub(crate) fn pair(
     let second = fabric.backend(preset.clone(), "second");
     let (at_first, at_second) = meet(&first, &second);
     (first, second, at_first, at_second)
+}
+
+/// Two engines that have met, where `first` can reach memory of `second`.
+pub(crate) struct Reach {
+    pub(crate) fabric: Fabric,
+    pub(crate) first: Arc<MockBackend>,
+    pub(crate) second: Arc<MockBackend>,
+    /// `second`, as `first` knows it.
+    pub(crate) peer: PeerId,
+    /// Of `first`: all bytes 2.
+    pub(crate) source: Region,
+    /// Of `second`: all bytes 1.
+    pub(crate) target: Region,
+    pub(crate) local: RegionId,
+    pub(crate) remote: RemoteRegionId,
+}
+
+pub(crate) fn reach(fabric: Fabric, preset: &Preset) -> Reach {
+    let (first, second, peer, _) = pair(&fabric, preset);
+    let (source, local) = memory(&first, 64, 2);
+    let (target, handle) = memory(&second, 64, 1);
+    let remote = import(&second, handle, &first, peer);
+    Reach { fabric, first, second, peer, source, target, local, remote }
+}
+
+impl Reach {
+    /// Posts a write of the 16 bytes at `16 * id`, with the id as notification.
+    pub(crate) fn write(&self, id: u8) {
+        assert_eq!(self.try_write(id).unwrap(), Submit::Submitted);
+    }
+
+    pub(crate) fn try_write(&self, id: u8) -> kvx_core::Result<Submit> {
+        let segment = segment(self.local, self.remote, u64::from(id) * 16, 16);
+        self.first.submit(TransferId(id.into()), self.peer, Mode::Write, &[segment], Some(&[id]))
+    }
+
+    /// Which of the four writes have arrived, whole.
+    pub(crate) fn arrived(&self) -> Vec<u8> {
+        let bytes = bytes(&self.target);
+        let parts = bytes.chunks(16).map(|part| {
+            assert!(part.iter().all(|byte| *byte == part[0]), "torn: {part:?}");
+            part[0] == 2
+        });
+        (0..).zip(parts).filter(|(_, arrived)| *arrived).map(|(id, _)| id).collect()
+    }
+}
+
+/// What an engine was told, in a form that can be compared.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Told {
+    Done(u64),
+    Cancelled(u64),
+    Failed(u64, ErrorKind),
+    Notified(Vec<u8>),
+    /// Whether this side ended it.
+    Down(bool),
+}
+
+/// Polls, without moving a manual fabric, until there is nothing more.
+pub(crate) fn told(backend: &MockBackend) -> Vec<Told> {
+    let mut all = Vec::new();
+    loop {
+        let events = poll(backend);
+        if events.is_empty() {
+            return all;
+        }
+        all.extend(events.into_iter().map(|event| match event {
+            Event::Settled { id, outcome: Outcome::Done } => Told::Done(id.0),
+            Event::Settled { id, outcome: Outcome::Cancelled } => Told::Cancelled(id.0),
+            Event::Settled { id, outcome: Outcome::Failed(error) } => {
+                Told::Failed(id.0, error.kind())
+            }
+            Event::Notified { payload, .. } => Told::Notified(payload),
+            Event::PeerDown { error, .. } => Told::Down(error.is_none()),
+            other => panic!("{other:?}"),
+        }));
+    }
 }
 
 /// Runs a handshake that `first` begins.

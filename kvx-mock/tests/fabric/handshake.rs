@@ -231,6 +231,11 @@ fn connect_returns_once_the_handshake_is_complete() {
     now(second.connect(at_second)).unwrap();
     assert_eq!(first.peer_info(at_first).unwrap().transport, "mock-rc");
     second.sever(at_second).unwrap();
+    assert_eq!(now(second.connect(at_second)).unwrap_err().kind(), ErrorKind::Peer);
+    // The news takes its time.
+    while now(first.connect(at_first)).is_ok() {
+        assert_eq!(fabric.advance(1), 1);
+    }
     assert_eq!(now(first.connect(at_first)).unwrap_err().kind(), ErrorKind::Peer);
     poll_until(&first, ends_down);
     assert_eq!(now(first.connect(at_first)).unwrap_err().kind(), ErrorKind::Misuse);

@@ -5,6 +5,8 @@ mod common;
 #[cfg(test)]
 mod ending;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod handshake;
 #[cfg(test)]
 mod limits;
@@ -16,5 +18,11 @@ mod opening;
 mod order;
 #[cfg(test)]
 mod port;
+#[cfg(test)]
+mod room;
+#[cfg(test)]
+mod rules;
+#[cfg(test)]
+mod time;
 #[cfg(test)]
 mod traffic;
