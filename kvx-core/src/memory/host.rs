@@ -7,12 +7,17 @@ use super::{Backing, MemoryKind};
 use crate::{Error, ErrorKind, Result};
 
 const PAGE: usize = 4096;
+const WORD: usize = size_of::<u64>();
 
 /// Zeroed host memory, aligned to a page, freed when dropped.
 #[derive(Debug)]
 pub struct HostMemory {
-    address: NonNull<u8>,
+    /// What the allocator gave.
+    allocated: NonNull<u8>,
     layout: Layout,
+    /// The first page in it.
+    address: NonNull<u8>,
+    bytes: usize,
 }
 
 impl HostMemory {
@@ -29,18 +34,24 @@ impl HostMemory {
             Error::new(ErrorKind::Resources, "host_memory", "not enough memory")
                 .with_context("bytes", bytes)
         };
-        let size = usize::try_from(bytes).map_err(|_| too_much())?;
-        let layout = Layout::from_size_align(size, PAGE).map_err(|_| too_much())?;
+        let bytes = usize::try_from(bytes).map_err(|_| too_much())?;
+        // Not by asking the allocator for a page's alignment: it would then write the zeros itself, and so touch every
+        // page.
+        let size = bytes.checked_add(PAGE).ok_or_else(too_much)?;
+        let layout = Layout::from_size_align(size, WORD).map_err(|_| too_much())?;
         // SAFETY: the size is not zero.
-        let address = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(too_much)?;
-        Ok(Self { address, layout })
+        let allocated = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(too_much)?;
+        let before = allocated.as_ptr().addr().wrapping_neg() % PAGE;
+        // SAFETY: less than a page, and there is a page more than `bytes`.
+        let address = unsafe { allocated.add(before) };
+        Ok(Self { allocated, layout, address, bytes })
     }
 }
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this layout, and dropped once.
-        unsafe { dealloc(self.address.as_ptr(), self.layout) };
+        unsafe { dealloc(self.allocated.as_ptr(), self.layout) };
     }
 }
 
@@ -56,7 +67,7 @@ unsafe impl Backing for HostMemory {
     }
 
     fn bytes(&self) -> u64 {
-        self.layout.size() as u64
+        self.bytes as u64
     }
 
     fn kind(&self) -> MemoryKind {
@@ -96,5 +107,40 @@ unsafe impl Backing for Borrowed {
 
     fn kind(&self) -> MemoryKind {
         self.kind
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of memory that this process has in use.
+    #[cfg(target_os = "linux")]
+    fn resident() -> usize {
+        let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+        text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE
+    }
+
+    #[test]
+    fn it_begins_with_a_page() {
+        for bytes in [1, 100, 4096, 4097, 1 << 20] {
+            let memory = HostMemory::zeroed(bytes).unwrap();
+            assert!(memory.address.as_ptr().addr().is_multiple_of(PAGE));
+            assert_eq!(memory.bytes(), bytes);
+        }
+        assert!(HostMemory::zeroed(0).is_err());
+        assert!(HostMemory::zeroed(u64::MAX).is_err());
+        assert!(HostMemory::zeroed(u64::MAX / 2).is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_that_nobody_touched_takes_no_pages() {
+        const BYTES: usize = 512 << 20;
+        let before = resident();
+        let memory = HostMemory::zeroed(BYTES as u64).unwrap();
+        let taken = resident().saturating_sub(before);
+        assert!(taken < BYTES / 4, "{taken} of {BYTES} bytes");
+        drop(memory);
     }
 }
