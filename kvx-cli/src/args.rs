@@ -26,8 +26,12 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Move the caches of a trace's requests between two engines, and check every element
+    Demo(DemoArgs),
     /// Say what moving a request between two shapes of engine costs, and draw why
     Plan(PlanArgs),
+    /// List backends: which can be used here, what the others lack, and what each can do
+    Backends,
 }
 
 /// A model and two shapes of engine.
@@ -109,6 +113,56 @@ impl From<ModeArg> for Mode {
             ModeArg::Write => Self::Write,
         }
     }
+}
+
+/// Options of `kvx demo`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DemoArgs {
+    /// The model and the two shapes.
+    #[command(flatten)]
+    pub(crate) engines: EngineArgs,
+    /// Backend to use, with its options, for example mock,preset=efa [default: the best there is]
+    #[arg(long, value_name = "NAME[,OPTION=VALUE]")]
+    pub(crate) backend: Option<String>,
+    /// Requests to move
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) requests: u32,
+    /// Trace to replay: JSON lines with timestamp, input_length, output_length, hash_ids [default: one made from the seed]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Replay by the trace's timestamps, this many times faster [default: as fast as can be]
+    #[arg(long, value_name = "TIMES")]
+    pub(crate) speed: Option<f64>,
+    /// Seed of the tags, of a generated trace, and of the mock
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Requests whose caches are moved at the same time
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) in_flight: u16,
+    /// Cut prompts to this many tokens
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_tokens: Option<u64>,
+    /// Memory for both engines' pools, for example 2G [default: half of what is free, at most 4G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// Size that the caches of all requests together should have: the model is scaled down to that
+    #[arg(long, value_name = "SIZE", default_value = "2G")]
+    pub(crate) volume: String,
+    /// Do not scale the model down
+    #[arg(long, conflicts_with = "volume")]
+    pub(crate) full_size: bool,
+    /// Do damage on purpose, to see that the check finds it
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) corrupt: Option<Damage>,
+}
+
+/// Damage done on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Damage {
+    /// Flip one bit of the consumer's memory after a transfer
+    Byte,
+    /// Take one segment from one element before where it should be taken from
+    Segment,
 }
 
 /// Options of `kvx plan`.

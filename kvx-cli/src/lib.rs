@@ -1,8 +1,10 @@
-//! The program `kvx`, as a library: what its commands are made of.
-//!
-//! [`main`] is the program. The rest is here for tests.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
 
 mod args;
+mod backends;
+mod demo;
+mod engine;
 mod failure;
 mod model;
 mod output;
@@ -12,6 +14,7 @@ mod plan;
 mod shape;
 mod size;
 mod tables;
+pub mod trace;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -37,6 +40,8 @@ pub fn main() -> ExitCode {
 fn run(cli: &Cli) -> u8 {
     let mut out = Output::new(cli.json);
     let done = match &cli.command {
+        Command::Backends => backends::run(&mut out).map(|()| failure::OK),
+        Command::Demo(args) => demo::run(args, &mut out),
         Command::Plan(args) => plan::run(args, &mut out).map(|()| failure::OK),
     };
     match done {

@@ -94,7 +94,7 @@ impl Planned {
         let ranks = |option, shape: &Shape| {
             let needed = tables::pool_blocks(option, tokens, shape.block_tokens)?;
             let layouts = shape
-                .ranks(&engines.model, shape.blocks.unwrap_or(needed), 0)
+                .ranks(&engines.model, shape.blocks.unwrap_or(needed), None, 0)
                 .map_err(|error| error.with_context("option", option))?;
             if let Some(first) = layouts.first() {
                 tables::check_pool(option, first, tokens, order)?;

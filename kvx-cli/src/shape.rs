@@ -135,15 +135,22 @@ impl Shape {
         }
     }
 
-    /// Makes the layouts of its ranks, with `blocks` blocks of which number 0 is the null block.
+    /// Makes the layouts of its ranks, with `blocks` blocks of which number 0 is the null block; with `states` blocks for
+    /// states, where that is another number.
     #[must_use]
-    pub(crate) fn builder(&self, model: &ModelGeometry, blocks: u32) -> LayoutBuilder {
+    pub(crate) fn builder(
+        &self,
+        model: &ModelGeometry,
+        blocks: u32,
+        states: Option<u32>,
+    ) -> LayoutBuilder {
         let builder = LayoutBuilder::new(&self.model(model), self.layout)
             .block_tokens(self.block_tokens)
             .blocks(blocks)
             .regions(self.regions)
             .group_by_window(self.groups == Groups::Window)
             .conv_order(self.conv)
+            .state_blocks(states.unwrap_or(blocks))
             .null_block(Some(0));
         match self.kernel_tokens {
             Some(tokens) => builder.kernel_block_tokens(tokens),
@@ -160,9 +167,10 @@ impl Shape {
         &self,
         model: &ModelGeometry,
         blocks: u32,
+        states: Option<u32>,
         dp: u32,
     ) -> Result<Vec<RankLayout>> {
-        self.builder(model, blocks).build_replica(self.grid, dp)
+        self.builder(model, blocks, states).build_replica(self.grid, dp)
     }
 }
 

@@ -1,6 +1,26 @@
 //! Numbers as people read and write them.
 
+use kvx_core::{Error, Result};
+
 const UNITS: [(&str, u32); 5] = [("", 0), ("K", 10), ("M", 20), ("G", 30), ("T", 40)];
+
+/// Reads a number of bytes: `4096`, `512M`, `8G`, `8GiB`. Units are powers of 1,024.
+///
+/// # Errors
+///
+/// [`ErrorKind::Config`](kvx_core::ErrorKind::Config), naming `option`, when it is not such a number, is zero, or is too large.
+pub(crate) fn parse(option: &'static str, text: &str) -> Result<u64> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let unit = unit.trim().to_ascii_uppercase();
+    let unit = unit.trim_end_matches('B').trim_end_matches('I');
+    let shift = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift);
+    let number = digits.parse::<u64>().ok().filter(|number| *number > 0);
+    number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift)).ok_or_else(|| {
+        Error::config(option, format!("{text:?} is not a number of bytes"))
+            .with_remedy("write, for example, 512M or 8G")
+    })
+}
 
 /// A number of bytes, in the unit that gives one to four digits: `64.0 MiB`.
 #[must_use]
@@ -32,6 +52,26 @@ pub(crate) fn count(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, size) in [
+            ("1", 1),
+            ("4096", 4096),
+            ("2K", 2048),
+            ("3m", 3 << 20),
+            ("8G", 8 << 30),
+            ("8GiB", 8 << 30),
+            ("8 GB", 8 << 30),
+            ("1T", 1 << 40),
+        ] {
+            assert_eq!(parse("--memory", text).unwrap(), size, "{text}");
+        }
+        for text in ["", "0", "G", "-1", "1.5G", "4X", "99999999999999T", "1 000", "é"] {
+            let error = parse("--memory", text).unwrap_err().to_string();
+            assert!(error.starts_with("--memory: "), "{error}");
+        }
+    }
 
     #[test]
     fn sizes_are_written() {

@@ -65,3 +65,33 @@ fn a_table_is_printed_for_people() {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
     }
 }
+
+#[test]
+fn backends_are_listed_with_what_they_can_do() {
+    let list = json("backends", 0);
+    let mock = &list["backends"][0];
+    assert_eq!((&mock["name"], &mock["state"]), (&"mock".into(), &"available".into()));
+    assert_eq!(mock["capabilities"]["read"], true);
+    assert_eq!(mock["rank"], serde_json::Value::Null);
+    assert!(list["choice"]["error"]["remedy"].is_string());
+    let run = kvx("backends");
+    for words in ["mock", "available", "read, write", "segment 2 GiB", "never chosen unasked"] {
+        assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
+    }
+}
+
+/// A reader that has seen enough is no error.
+#[test]
+fn a_closed_pipe_is_borne_in_silence() {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kvx"))
+        .args(["plan", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+}

@@ -17,6 +17,7 @@ pub(crate) fn kvx(arguments: &str) -> Run {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_kvx"))
         .args(arguments.split_whitespace())
         .env_remove("KVX_BACKEND")
+        .env_remove("KVX_BACKEND_OPTIONS")
         .output()
         .unwrap();
     Run {

@@ -5,4 +5,6 @@ mod command_line;
 #[cfg(test)]
 mod common;
 #[cfg(test)]
+mod demo;
+#[cfg(test)]
 mod plan_figures;

@@ -1,0 +1,131 @@
+//! `kvx backends`: what this program can move data with.
+
+use kvx_connector::{Policy, choose};
+use kvx_core::Error;
+use kvx_core::capability::{Capabilities, Ordering, Revoke};
+use kvx_core::config::BackendConfig;
+use kvx_core::registry::Probe;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::failure::{self, Failure};
+use crate::output::{self, Output};
+use crate::size;
+
+/// A backend, as `kvx backends --json` prints it.
+#[derive(Debug, Serialize)]
+struct Entry {
+    name: &'static str,
+    about: &'static str,
+    /// How good a choice it is unasked: higher is better, `null` is never chosen unasked.
+    rank: Option<u32>,
+    /// Whether it can be used, and what was found; or why not, and what to install.
+    #[serde(flatten)]
+    probe: Probe,
+}
+
+/// Runs `kvx backends`.
+pub(crate) fn run(out: &mut Output) -> Result<(), Failure> {
+    let entries: Vec<Entry> = kvx_connector::backends()?
+        .into_iter()
+        .map(|registration| Entry {
+            name: registration.name,
+            about: registration.about,
+            rank: registration.rank,
+            probe: (registration.probe)(&BackendConfig::new()),
+        })
+        .collect();
+    let choice = Policy::from_env().and_then(|policy| choose(&policy, None));
+    let chosen: Value = match &choice {
+        Ok(choice) => json!(choice),
+        Err(error) => failure::document(error),
+    };
+    out.document(&json!({ "backends": entries, "choice": chosen }))?;
+    print(&entries, choice.as_ref().map(ToString::to_string), out)?;
+    Ok(())
+}
+
+fn print(
+    entries: &[Entry],
+    choice: Result<String, &Error>,
+    out: &mut Output,
+) -> std::io::Result<()> {
+    if entries.is_empty() {
+        out.line("no backend is built in; build with the feature of one, for example mock")?;
+    } else {
+        let mut table = output::table(&["backend", "state", "what was found"], 3);
+        for entry in entries {
+            let (state, found) = match &entry.probe {
+                Probe::Available { detail, .. } => ("available", detail.clone()),
+                Probe::Unavailable { reason, remedy } => {
+                    let remedy = remedy.as_deref().map(|remedy| format!("; {remedy}"));
+                    ("unavailable", reason.clone() + &remedy.unwrap_or_default())
+                }
+                _ => ("unknown", String::new()),
+            };
+            table.add_row([entry.name.to_owned(), state.to_owned(), found]);
+        }
+        out.table(&table)?;
+    }
+    for entry in entries {
+        out.line("")?;
+        out.line(format!("{}: {}", entry.name, entry.about))?;
+        if let Probe::Available { capabilities, .. } = &entry.probe {
+            for line in lines(capabilities) {
+                out.line(format!("  {line}"))?;
+            }
+        }
+    }
+    out.line("")?;
+    match choice {
+        Ok(choice) => out.line(format!("choice: {choice}")),
+        Err(error) => {
+            out.line(format!("choice: none; {}", failure::line(error)))?;
+            out.line("        kvx demo takes the mock then, where that is built in")
+        }
+    }
+}
+
+/// Capabilities in words, one line for each sort.
+fn lines(capabilities: &Capabilities) -> Vec<String> {
+    let named = |all: &[(bool, &str)]| {
+        let names: Vec<&str> = all.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect();
+        if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+    };
+    let limits = &capabilities.limits;
+    let order = match capabilities.ordering {
+        Ordering::PerPeer => "in the order posted, per peer",
+        _ => "in any order",
+    };
+    let revoke = match capabilities.revoke {
+        Revoke::PerPeer => "per peer",
+        Revoke::PerRegion => "per region",
+        _ => "not possible",
+    };
+    vec![
+        format!(
+            "modes      {}",
+            named(&[(capabilities.read, "read"), (capabilities.write, "write")])
+        ),
+        format!(
+            "memory     {}",
+            named(&[(capabilities.host_memory, "host"), (capabilities.cuda_memory, "CUDA")])
+        ),
+        format!(
+            "limits     segment {}, batch {} segments, notification {}, {} batches in flight",
+            size::bytes(limits.max_segment_bytes),
+            size::count(limits.max_batch_segments.into()),
+            size::bytes(limits.max_notification_bytes.into()),
+            size::count(limits.max_in_flight.into()),
+        ),
+        format!("ordering   {order}"),
+        format!("revoking   {revoke}"),
+        format!(
+            "extras     {}",
+            named(&[
+                (capabilities.native_notification, "native notification"),
+                (capabilities.event_fd, "event descriptor"),
+            ])
+        ),
+    ]
+}

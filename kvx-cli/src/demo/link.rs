@@ -1,0 +1,165 @@
+//! Joins two engines: chooses and opens backends, lets ranks meet, plans every pair.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvx_connector::{Choice, Policy, choose, open};
+use kvx_core::backend::TransferBackend;
+use kvx_core::config::BackendConfig;
+use kvx_core::layout::RankLayout;
+use kvx_core::plan::Pairing;
+use kvx_core::port::Port;
+use kvx_core::transfer::Mode;
+use kvx_core::{Error, ErrorKind, Result};
+use tokio::runtime::Runtime;
+
+use crate::engine::Replica;
+use crate::engine::rank::meet;
+use crate::pairs::{self, PairPlan};
+
+/// Longest time for two ranks to connect.
+const CONNECT: Duration = Duration::from_secs(30);
+/// The backend that is there when no other is.
+const MOCK: &str = "mock";
+
+/// What opens backends.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    choice: Choice,
+    options: BackendConfig,
+    runtime: Runtime,
+    /// Nobody asked for the mock: there was nothing else.
+    pub(crate) fallback: bool,
+}
+
+impl Fabric {
+    /// Chooses a backend: `name` (with options: `name,option=value`), what the environment says, the best that there is, or
+    /// the mock.
+    pub(crate) fn choose(name: Option<&str>, seed: u64) -> Result<Self> {
+        let mut policy = Policy::from_env()?;
+        if let Some(text) = name {
+            let (name, options) = text.split_once(',').unwrap_or((text, ""));
+            policy = policy.with_name(Some(name.trim()));
+            if !options.is_empty() {
+                policy.options =
+                    options.parse().map_err(|e: Error| e.with_context("option", "--backend"))?;
+            }
+        }
+        let (choice, fallback) = match choose(&policy, None) {
+            Err(error) if error.kind() == ErrorKind::Unsupported && policy_is_open(&policy) => {
+                let mock = policy.clone().with_name(Some(MOCK));
+                // Where there is no mock either, the first error says more.
+                (choose(&mock, None).map_err(|_| error)?, true)
+            }
+            other => (other?, false),
+        };
+        let mut options = policy.options;
+        if choice.registration.name == MOCK && options.text("seed").is_none() {
+            options = options.with("seed", seed.to_string());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(
+            |source| Error::new(ErrorKind::Resources, "demo", "no runtime").with_source(source),
+        )?;
+        Ok(Self { choice, options, runtime, fallback })
+    }
+
+    /// The backend's name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.choice.registration.name
+    }
+
+    /// Which backend, and why, for people.
+    pub(crate) fn about(&self) -> String {
+        if self.fallback {
+            let others = self.choice.considered.iter().filter(|other| other.name != MOCK);
+            let others: Vec<&str> = others.map(|other| other.name).collect();
+            return if others.is_empty() {
+                "mock (in-process): no fabric backend is built in".to_owned()
+            } else {
+                format!(
+                    "mock (in-process): {} cannot be used here, see kvx backends",
+                    others.join(", ")
+                )
+            };
+        }
+        let process = if self.name() == MOCK { " (in-process)" } else { "" };
+        format!("{}{process}: {}", self.name(), self.choice.reason)
+    }
+
+    /// Opens a backend, and a port over it.
+    pub(crate) fn port(&self) -> Result<Port> {
+        let backend: Arc<dyn TransferBackend> =
+            self.runtime.block_on(open(&self.choice, &self.options))?;
+        Port::new(backend)
+    }
+
+    /// Closes ports, each within the bound that a port keeps.
+    pub(crate) fn close<'a>(&self, ports: impl Iterator<Item = &'a Port>) -> Result<()> {
+        for port in ports {
+            self.runtime.block_on(port.close())?;
+        }
+        Ok(())
+    }
+}
+
+fn policy_is_open(policy: &Policy) -> bool {
+    policy.name.is_none() && policy.environment.is_none()
+}
+
+/// What two replicas have to do with each other: ranks are numbered within their replica.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) pairs: Vec<PairPlan>,
+    /// For each producer rank: the consumer ranks that it must hear from.
+    pub(crate) rosters: Vec<Vec<usize>>,
+}
+
+impl Link {
+    /// Plans every pair of a producer's replica and the consumer's replica number `rotation`.
+    pub(crate) fn new(
+        producers: &[RankLayout],
+        consumers: &[RankLayout],
+        rotation: u32,
+    ) -> Result<Self> {
+        let pairing = Pairing::new(producers, consumers, rotation)?;
+        let pairs = pairs::compile(&pairing, producers, consumers)?;
+        let rosters =
+            (0..producers.len()).map(|rank| pairing.roster_of(rank).missing().collect()).collect();
+        Ok(Self { pairs, rosters })
+    }
+
+    /// Pairs of ranks (producer, consumer) that have something to say to each other.
+    fn acquaintances(&self) -> Vec<(usize, usize)> {
+        let mut all: Vec<(usize, usize)> = self
+            .rosters
+            .iter()
+            .enumerate()
+            .flat_map(|(producer, roster)| roster.iter().map(move |consumer| (producer, *consumer)))
+            .chain(self.pairs.iter().map(|pair| (pair.pair.producer, pair.pair.consumer)))
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+/// Lets all ranks of two replicas meet that have something to say to each other. Numbers count over all replicas: those of
+/// the producer begin at `first_producer`.
+pub(crate) fn join(
+    fabric: &Fabric,
+    link: &Link,
+    mode: Mode,
+    (producer, first_producer): (&mut Replica, usize),
+    (consumer, first_consumer): (&mut Replica, usize),
+) -> Result<()> {
+    for (from, to) in link.acquaintances() {
+        let source = (&mut producer.ranks[from], first_producer + from);
+        let reader = (&mut consumer.ranks[to], first_consumer + to);
+        let met = match mode {
+            Mode::Read => meet(reader, source, CONNECT),
+            Mode::Write => meet(source, reader, CONNECT),
+        };
+        fabric.runtime.block_on(met)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! `kvx demo`: a trace's requests, prefilled by one engine and decoded by another, with every element checked.
+
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use kvx_core::{Error, Result};
+
+use crate::args::DemoArgs;
+use crate::engine::Replica;
+use crate::failure::{self, Failure};
+use crate::output::Output;
+use crate::shape::Shape;
+use crate::size;
+use crate::trace::{self, Entry, Generator};
+
+mod link;
+mod moving;
+mod replay;
+mod report;
+mod scale;
+mod workers;
+
+use link::{Fabric, Link};
+use replay::{Options, Replay, Totals};
+use report::Report;
+use scale::{Budget, Load, Pools, Scale};
+
+/// Most wrong elements that are told apart.
+const MAX_TOLD: usize = 8;
+/// Longest prompt of a generated trace, in tokens.
+const LONGEST: u64 = 16_384;
+/// Requests that decode at the same time, where they hold a state each.
+const DECODING: u32 = 16;
+
+/// Runs `kvx demo`; gives the exit code.
+///
+/// # Errors
+///
+/// Those of the options, the trace, the shapes, the fabric; and when the result cannot be written.
+pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
+    let begun = Instant::now();
+    if args.speed.is_some_and(|speed| !(speed > 0.0 && speed.is_finite())) {
+        return Err(Error::config("--speed", "must be a number above 0").into());
+    }
+    let engines = args.engines.read()?;
+    let trace = load(args)?;
+    let shapes = [&engines.producer, &engines.consumer];
+    let pools = pools(shapes, &trace, args.in_flight)?;
+    let memory = match &args.memory {
+        Some(text) => size::parse("--memory", text)?,
+        None => scale::default_memory(),
+    };
+    let volume = if args.full_size { None } else { Some(size::parse("--volume", &args.volume)?) };
+    let load = Load {
+        requests: trace.len() as u64,
+        tokens: trace.iter().map(|entry| entry.input_length).sum(),
+    };
+    let scale = Scale::new(&engines.model, shapes, pools, load, Budget { memory, volume })?;
+    let fabric = Fabric::choose(args.backend.as_deref(), args.seed)?;
+
+    out.line(format!("model     {}, {}", engines.model.name(), scale.about()))?;
+    out.line(format!("producer  {}", engines.producer))?;
+    out.line(format!("consumer  {}", engines.consumer))?;
+    out.line(format!("trace     {}, {} requests", source(args), size::count(load.requests)))?;
+    out.line(format!("backend   {}", fabric.about()))?;
+
+    let options = Options {
+        mode: engines.mode,
+        seed: args.seed,
+        in_flight: args.in_flight.into(),
+        speed: args.speed,
+        damage: args.corrupt,
+    };
+    let mut replay = build(&scale, shapes, pools, &fabric, options)?;
+    for (option, replicas) in [("--producer", &replay.producers), ("--consumer", &replay.consumers)]
+    {
+        let longest = trace.iter().map(|entry| entry.input_length).max().unwrap_or(0);
+        replicas.iter().try_for_each(|replica| replica.pool.check(option, longest))?;
+    }
+    let progress = progress(load.requests);
+    let done = replay.run(&trace, &progress);
+    progress.finish_and_clear();
+    done?;
+    fabric.close(replay.ports())?;
+
+    let totals = std::mem::take(&mut replay.totals);
+    if args.corrupt.is_some() && !totals.has_damage() {
+        return Err(Error::config("--corrupt", "nothing was moved that could be damaged")
+            .with_remedy("give more requests")
+            .into());
+    }
+    let verified = totals.is_good();
+    let report = Report {
+        requests: totals.requests,
+        bytes: totals.bytes,
+        segments: totals.segments,
+        backend: fabric.name(),
+        seconds: totals.moving.as_secs_f64(),
+        gbps: gbps(&totals),
+        transport: totals.transport,
+        verified,
+        elements: totals.elements,
+        wrong: totals.wrong,
+        mismatches: totals.mismatches,
+        watched: totals.watched,
+        changed: totals.changed,
+        tokens: totals.tokens,
+        tokens_reused: totals.reused,
+        notifications: totals.notifications,
+        in_process: true,
+        model: engines.model.name().to_owned(),
+        scale,
+        producer: engines.producer,
+        consumer: engines.consumer,
+        mode: engines.mode,
+        seed: args.seed,
+        trace: source(args),
+        fill_seconds: totals.filling.as_secs_f64(),
+        check_seconds: totals.checking.as_secs_f64(),
+        total_seconds: begun.elapsed().as_secs_f64(),
+    };
+    report.print(out)?;
+    out.document(&report)?;
+    Ok(if verified { failure::OK } else { failure::FAILED })
+}
+
+/// The trace that is replayed.
+fn load(args: &DemoArgs) -> Result<Vec<Entry>> {
+    let requests = args.requests as usize;
+    let mut entries = match &args.trace {
+        Some(path) => trace::read(path, requests)?,
+        None => {
+            let longest = args.max_tokens.unwrap_or(LONGEST).min(LONGEST);
+            trace::generate(Generator { seed: args.seed, longest }, requests)
+        }
+    };
+    if let Some(most) = args.max_tokens {
+        entries.iter_mut().for_each(|entry| entry.cut(most));
+    }
+    Ok(entries)
+}
+
+fn source(args: &DemoArgs) -> String {
+    match &args.trace {
+        Some(path) => path.display().to_string(),
+        None => format!("generated from seed {}", args.seed),
+    }
+}
+
+/// How many blocks each engine has: as its shape says, or enough for the longest request and some more.
+fn pools(shapes: [&Shape; 2], trace: &[Entry], in_flight: u16) -> Result<Pools> {
+    let longest = trace.iter().map(|entry| entry.input_length).max().unwrap_or(0);
+    let all: u64 = trace.iter().map(|entry| entry.input_length).sum();
+    // The producer holds a cache until it is read, the consumer until its answer is done, and longer for its prefix.
+    let spare = [32_768, 400_000];
+    let mut blocks = [0; 2];
+    for (index, shape) in shapes.into_iter().enumerate() {
+        let size = u64::from(shape.block_tokens);
+        let tokens = (2 * longest + spare[index]).min(all);
+        // Every request may leave its last block half empty.
+        let needed = tokens.div_ceil(size) + trace.len() as u64 + 1;
+        let needed =
+            needed.min(all / size + trace.len() as u64 + 1).max(longest.div_ceil(size) + 1);
+        let most =
+            u32::try_from(needed).map_err(|_| Error::config("--trace", "prompts too long"))?;
+        blocks[index] = shape.blocks.unwrap_or(most);
+    }
+    let in_flight = u32::from(in_flight);
+    Ok(Pools { blocks, states: [in_flight + 1, DECODING + in_flight + 1] })
+}
+
+/// Makes both engines, and lets their ranks meet.
+fn build(
+    scale: &Scale,
+    shapes: [&Shape; 2],
+    pools: Pools,
+    fabric: &Fabric,
+    options: Options,
+) -> Result<Replay> {
+    let engine = |index: usize| {
+        let shape = shapes[index];
+        let ranks =
+            |dp| shape.ranks(&scale.model, pools.blocks[index], Some(pools.states[index]), dp);
+        (0..shape.grid.dp).map(ranks).collect::<Result<Vec<_>>>()
+    };
+    let (producers, consumers) = (engine(0)?, engine(1)?);
+    // Before any memory is made: what cannot be mapped is refused.
+    let links = (0_u32..)
+        .zip(&consumers)
+        .map(|(rotation, consumer)| Link::new(&producers[0], consumer, rotation))
+        .collect::<Result<Vec<_>>>()?;
+    let replicas = |engine: Vec<Vec<_>>| {
+        engine
+            .into_iter()
+            .map(|ranks| Replica::new(ranks, || fabric.port()))
+            .collect::<Result<Vec<_>>>()
+    };
+    let (mut producers, mut consumers) = (replicas(producers)?, replicas(consumers)?);
+    for (from, producer) in producers.iter_mut().enumerate() {
+        for (to, consumer) in consumers.iter_mut().enumerate() {
+            let firsts = (from * producer.ranks.len(), to * consumer.ranks.len());
+            let sides = ((&mut *producer, firsts.0), (consumer, firsts.1));
+            link::join(fabric, &links[to], options.mode, sides.0, sides.1)?;
+        }
+    }
+    let running = consumers.iter().map(|_| Vec::new()).collect();
+    Ok(Replay { options, producers, consumers, links, running, totals: Totals::default() })
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress(requests: u64) -> ProgressBar {
+    let bar = ProgressBar::new(requests);
+    let style = ProgressStyle::with_template(
+        "{bar:32} {pos}/{len} requests, {elapsed} elapsed, {eta} to go",
+    );
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+fn gbps(totals: &Totals) -> f64 {
+    let seconds = totals.moving.as_secs_f64();
+    if seconds > 0.0 { totals.bytes as f64 / seconds / 1e9 } else { 0.0 }
+}

@@ -1,0 +1,279 @@
+//! How large a model the demo runs: layers and head dims are taken away until it fits; heads, tokens and blocks never are.
+
+use std::fs;
+
+use kvx_core::layout::{LayerKind, ModelGeometry, RankLayout};
+use kvx_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+use crate::shape::Shape;
+use crate::size;
+
+/// Fewest elements of a head.
+const MIN_DIM: u32 = 16;
+/// Memory to use where nobody says how much: this, or half of what is free.
+const MEMORY: u64 = 4 << 30;
+
+/// How many blocks each engine's pool has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pools {
+    /// Attention blocks of the producer and of the consumer.
+    pub(crate) blocks: [u32; 2],
+    /// State blocks, likewise.
+    pub(crate) states: [u32; 2],
+}
+
+/// The requests, as far as their memory goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    pub(crate) requests: u64,
+    /// Tokens of all of them.
+    pub(crate) tokens: u64,
+}
+
+/// What may be used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// Bytes of both engines' pools.
+    pub(crate) memory: u64,
+    /// Bytes of all requests' caches. A wish: a model as small as can be may have more.
+    pub(crate) volume: Option<u64>,
+}
+
+/// A model made to fit, and how.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Scale {
+    /// How many times smaller the requests' caches are.
+    pub(crate) factor: f64,
+    /// Layers before and after.
+    pub(crate) layers: [u32; 2],
+    /// Elements per head before and after, where all layers have as many.
+    pub(crate) head_dim: Option<[u32; 2]>,
+    /// Bytes of both engines' pools.
+    pub(crate) pool_bytes: u64,
+    #[serde(skip)]
+    pub(crate) model: ModelGeometry,
+}
+
+impl Scale {
+    /// The largest model that fits: first layers go, then head dims.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Resources`]: not even the smallest fits into the memory.
+    pub(crate) fn new(
+        model: &ModelGeometry,
+        shapes: [&Shape; 2],
+        pools: Pools,
+        load: Load,
+        budget: Budget,
+    ) -> Result<Self> {
+        let full = volume(model, load);
+        let mut smallest = None;
+        for candidate in candidates(model, shapes, budget.volume.is_some()) {
+            let candidate = candidate?;
+            let wished = budget.volume.unwrap_or(u64::MAX);
+            // Without looking at layouts, which takes a while for many layers.
+            if volume(&candidate, load) > wished {
+                smallest = Some(candidate);
+                continue;
+            }
+            let bytes = pool_bytes(&candidate, shapes, pools)?;
+            if bytes <= budget.memory {
+                return Ok(Self::of(model, candidate, bytes, full, load));
+            }
+            smallest = Some(candidate);
+        }
+        let Some(smallest) = smallest else {
+            return Err(Error::new(ErrorKind::Internal, "scale", "no model to choose from"));
+        };
+        let bytes = pool_bytes(&smallest, shapes, pools)?;
+        if bytes <= budget.memory {
+            return Ok(Self::of(model, smallest, bytes, full, load));
+        }
+        Err(Error::new(
+            ErrorKind::Resources,
+            "demo",
+            format!(
+                "the pools of both engines take {}, {} may be used",
+                size::bytes(bytes),
+                size::bytes(budget.memory)
+            ),
+        )
+        .with_context("layers", smallest.num_layers())
+        .with_context("blocks", format!("{} and {}", pools.blocks[0], pools.blocks[1]))
+        .with_remedy("raise --memory, give fewer blocks=, or cut prompts with --max-tokens"))
+    }
+
+    fn of(from: &ModelGeometry, to: ModelGeometry, bytes: u64, full: u64, load: Load) -> Self {
+        let dims = from.head_dim().zip(to.head_dim());
+        Self {
+            factor: float(full) / float(volume(&to, load)).max(1.0),
+            layers: [from.num_layers(), to.num_layers()],
+            head_dim: dims.map(|(from, to)| [from, to]),
+            pool_bytes: bytes,
+            model: to,
+        }
+    }
+
+    /// In words.
+    pub(crate) fn about(&self) -> String {
+        let [from, to] = self.layers;
+        let same_dim = self.head_dim.is_none_or(|[from, to]| from == to);
+        if from == to && same_dim {
+            return format!("geometry in full: {from} layers");
+        }
+        let dims = match self.head_dim {
+            Some([from, to]) if from != to => format!(", head dim {from} → {to}"),
+            _ => String::new(),
+        };
+        format!(
+            "geometry scaled 1/{:.1}: layers {from} → {to}{dims}; heads, tokens and blocks as they are",
+            self.factor
+        )
+    }
+}
+
+/// Models to try, the largest first; only the model itself where it may not be changed.
+fn candidates(
+    model: &ModelGeometry,
+    shapes: [&Shape; 2],
+    may_change: bool,
+) -> impl Iterator<Item = Result<ModelGeometry>> {
+    let all = model.num_layers();
+    let least = if may_change { least_layers(model, shapes) } else { all };
+    let fewer = (least..=all).rev().map(|layers| model.clone().with_layers(layers));
+    let dims =
+        std::iter::successors(model.head_dim(), |dim| Some(dim / 2).filter(|d| *d >= MIN_DIM));
+    let narrower = dims
+        .skip(1)
+        .filter(move |_| may_change)
+        .map(move |dim| model.clone().with_layers(least)?.with_head_dim(dim));
+    fewer.chain(narrower)
+}
+
+/// Layers that a scaled model must have: two, one for each pipeline stage, and enough for every kind of layer.
+fn least_layers(model: &ModelGeometry, shapes: [&Shape; 2]) -> u32 {
+    let mut kinds: Vec<&LayerKind> = Vec::new();
+    let mut last_new = 0;
+    for (number, kind) in (1_u32..).zip(model.layers()) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+            last_new = number;
+        }
+    }
+    let stages = shapes.iter().map(|shape| shape.grid.pp).max().unwrap_or(1);
+    last_new.max(2).max(stages).min(model.num_layers())
+}
+
+/// Bytes of all requests' caches, each head counted once.
+fn volume(model: &ModelGeometry, load: Load) -> u64 {
+    let tokens = model.bytes_per_token().saturating_mul(load.tokens);
+    tokens.saturating_add(model.state_bytes().saturating_mul(load.requests))
+}
+
+/// Bytes of the regions of all ranks of both engines.
+fn pool_bytes(model: &ModelGeometry, shapes: [&Shape; 2], pools: Pools) -> Result<u64> {
+    let mut bytes = 0_u64;
+    for (index, shape) in shapes.into_iter().enumerate() {
+        let ranks = shape.ranks(model, pools.blocks[index], Some(pools.states[index]), 0)?;
+        let replica: u64 = ranks.iter().flat_map(RankLayout::regions).map(|r| r.bytes).sum();
+        bytes = bytes.saturating_add(replica.saturating_mul(shape.grid.dp.into()));
+    }
+    Ok(bytes)
+}
+
+/// Memory that the pools may take where nobody says how much.
+pub(crate) fn default_memory() -> u64 {
+    let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
+    free.map_or(MEMORY / 2, |free| MEMORY.min(free / 2))
+}
+
+/// Bytes that `/proc/meminfo` says are available.
+fn available(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+const fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use kvx_core::layout::NamedLayout;
+
+    use super::*;
+
+    const LOAD: Load = Load { requests: 10, tokens: 10_000 };
+    const POOLS: Pools = Pools { blocks: [100, 50], states: [4, 8] };
+
+    fn scale(model: &str, memory: u64, volume: Option<u64>) -> Result<Scale> {
+        let model = ModelGeometry::preset(model).unwrap();
+        let shape = |tp| Shape::new(tp, NamedLayout::FlashAttentionHnd, 16).unwrap();
+        Scale::new(&model, [&shape(2), &shape(4)], POOLS, LOAD, Budget { memory, volume })
+    }
+
+    #[test]
+    fn a_model_that_fits_stays_as_it_is() {
+        let scale = scale("llama-3.1-8b", 1 << 40, Some(1 << 40)).unwrap();
+        assert_eq!((scale.layers, scale.head_dim), ([32, 32], Some([128, 128])));
+        assert!((scale.factor - 1.0).abs() < 1e-9);
+        // 150 blocks of 16 tokens of 128 KiB.
+        assert_eq!(scale.pool_bytes, 150 * 16 * 128 * 1024);
+        assert_eq!(scale.about(), "geometry in full: 32 layers");
+    }
+
+    #[test]
+    fn layers_go_first_and_then_dims() {
+        let volume = 10_000 * 128 * 1024;
+        let half = scale("llama-3.1-8b", 1 << 40, Some(volume / 2)).unwrap();
+        assert_eq!((half.layers[1], half.head_dim), (16, Some([128, 128])));
+        assert!((half.factor - 2.0).abs() < 1e-9);
+        let small = scale("llama-3.1-8b", 1 << 40, Some(volume / 64)).unwrap();
+        assert_eq!((small.layers[1], small.head_dim), (2, Some([128, 32])));
+        assert!(
+            small.about().contains("1/64.0: layers 32 → 2, head dim 128 → 32"),
+            "{}",
+            small.about()
+        );
+        // The volume is a wish; memory is not.
+        let least = scale("llama-3.1-8b", 1 << 40, Some(1)).unwrap();
+        assert_eq!((least.layers[1], least.head_dim), (2, Some([128, 16])));
+        let error = scale("llama-3.1-8b", 1 << 20, Some(1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Resources);
+        assert!(error.to_string().contains("1 MiB may be used"), "{error}");
+        assert!(scale("llama-3.1-8b", 1 << 20, None).is_err());
+    }
+
+    #[test]
+    fn every_kind_of_layer_stays() {
+        for name in ModelGeometry::PRESETS {
+            let model = ModelGeometry::preset(name).unwrap();
+            let scale = scale(name, 1 << 40, Some(1)).unwrap();
+            for kind in model.layers() {
+                let same_sort = |other: &LayerKind| {
+                    std::mem::discriminant(other) == std::mem::discriminant(kind)
+                        && other.window() == kind.window()
+                };
+                assert!(scale.model.layers().iter().any(same_sort), "{name}: {kind:?}");
+            }
+            let heads = |model: &ModelGeometry| model.kv_heads();
+            assert_eq!(heads(&scale.model), heads(&model), "{name}");
+        }
+    }
+
+    #[test]
+    fn free_memory_is_read() {
+        let text = "MemTotal:       24 kB\nMemFree: 1 kB\nMemAvailable:    3 kB\n";
+        assert_eq!(available(text), Some(3072));
+        for text in
+            ["", "MemAvailable: x kB", "MemAvailable: 3", "MemAvailable: 99999999999999999999 kB"]
+        {
+            assert_eq!(available(text), None);
+        }
+        assert!(default_memory() > 0);
+    }
+}
