@@ -125,7 +125,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "NAME[,OPTION=VALUE]")]
     pub(crate) backend: Option<String>,
     /// Requests to move
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) requests: u32,
     /// Trace to replay: JSON lines with timestamp, input_length, output_length, hash_ids [default: one made from the seed]
     #[arg(long, value_name = "FILE")]
