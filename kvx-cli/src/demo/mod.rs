@@ -105,6 +105,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         watched: totals.watched,
         changed: totals.changed,
         tokens: totals.tokens,
+        tokens_moved: totals.tokens - totals.reused,
         tokens_reused: totals.reused,
         notifications: totals.notifications,
         in_process: true,

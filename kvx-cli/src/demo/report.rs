@@ -39,6 +39,8 @@ pub(crate) struct Report {
     pub(crate) changed: Vec<Overwritten>,
     /// Tokens of all prompts.
     pub(crate) tokens: u64,
+    /// Tokens of these that were moved.
+    pub(crate) tokens_moved: u64,
     /// Tokens of these that the consumer held already.
     pub(crate) tokens_reused: u64,
     /// Notifications that arrived.
