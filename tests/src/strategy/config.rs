@@ -44,7 +44,6 @@ pub fn config() -> Config {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource(
             "proptest-regressions",
         ))),
-        max_shrink_iters: 20_000,
         ..Config::default()
     }
 }
