@@ -4,8 +4,15 @@
 //! - [`planner`]: holds the planner against the oracle.
 //! - [`suite`]: the conformance kit, which holds a backend to the contract.
 //! - [`strategy`]: [`proptest`] strategies for models, layouts, block tables and requests.
+//!
+//! `docs/testing-layouts.md` shows how to test a layout of your own with them.
 
 pub mod oracle;
 pub mod planner;
 pub mod strategy;
 pub mod suite;
+
+/// The guide's code is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/testing-layouts.md")]
+struct Guide;

@@ -18,6 +18,9 @@ pub struct EngineRecipe {
     pub tp: u32,
     /// Pipeline parallel ranks.
     pub pp: u32,
+    /// Tensor parallel ranks of a second grid, which hold everything once more: no engine has that, but then the heads of
+    /// ranks overlap in other ways than by being the same.
+    pub beside: Option<u32>,
     /// Layout. Where it cannot hold the model's layers, the nearest one that can is used.
     pub layout: NamedLayout,
     /// Which tensors share a region.
@@ -61,6 +64,7 @@ impl EngineRecipe {
         Self {
             tp: 1,
             pp: 1,
+            beside: None,
             layout,
             regions: RegionPolicy::PerTensor,
             conv_order: ConvOrder::default(),
@@ -106,14 +110,8 @@ impl EngineRecipe {
             recipe.build(model, tokens)
         })?;
         let Some(tape) = &self.strided else { return Ok(ranks) };
-        let number = |rank: &RankLayout| rank.coords().replica_index() as usize;
-        ranks
-            .into_iter()
-            .map(|rank| {
-                let start = number(&rank) * 7;
-                restride(rank, tape, start)
-            })
-            .collect()
+        let numbered = ranks.into_iter().enumerate();
+        numbered.map(|(number, rank)| restride(rank, tape, number * 7)).collect()
     }
 
     fn build(&self, model: &ModelGeometry, tokens: u64) -> Result<Vec<RankLayout>> {
@@ -139,7 +137,12 @@ impl EngineRecipe {
         }
         let blocks = self.blocks(tokens, model.layers().len() + 1);
         let null = self.null_block.map(|first| if first { 0 } else { blocks - 1 });
-        builder.blocks(blocks).null_block(null).build_replica(Grid::new(self.tp, self.pp, 1)?, 0)
+        let builder = builder.blocks(blocks).null_block(null);
+        let mut ranks = builder.build_replica(Grid::new(self.tp, self.pp, 1)?, 0)?;
+        if let Some(tp) = self.beside {
+            ranks.extend(builder.build_replica(Grid::new(tp, 1, 1)?, 0)?);
+        }
+        Ok(ranks)
     }
 
     /// Logical blocks per group.
@@ -220,7 +223,8 @@ fn with_strides(
     strided: impl Strategy<Value = Option<Tape>>,
 ) -> impl Strategy<Value = EngineRecipe> {
     let conv = prop_oneof![Just(ConvOrder::ChannelsOutside), Just(ConvOrder::TapsOutside)];
-    let places = (grid(), layout(), regions(), conv, strided);
+    let beside = option::weighted(0.1, 1_u32..5);
+    let places = (grid(), beside, layout(), regions(), conv, strided);
     let blocks = (kernel_tokens(), 1_u32..4, 1_u32..4);
     let groups = (
         any::<bool>(),
@@ -231,13 +235,14 @@ fn with_strides(
     );
     let tables = (option::of(any::<bool>()), order(), spare(), 0_u64..3, 0_u32..3);
     (places, blocks, groups, tables).prop_map(|(places, blocks, groups, tables)| {
-        let ((tp, pp), layout, regions, conv_order, strided) = places;
+        let ((tp, pp), beside, layout, regions, conv_order, strided) = places;
         let (kernel_tokens, ratio, window_ratio) = blocks;
         let (group_by_window, group_layers, alias_groups, ignores_windows, draft) = groups;
         let (null_block, order, spare, room, states) = tables;
         EngineRecipe {
             tp,
             pp,
+            beside,
             layout,
             regions,
             conv_order,
