@@ -88,11 +88,15 @@ pub fn attention() -> impl Strategy<Value = ModelGeometry> {
         .prop_map(|(layer, layers)| named("attention", alike(layer, layers)))
 }
 
-/// Keys and values with scales, per token and head or per block and head.
+/// Keys and values, most layers with scales: per token and head, or per block and head.
 pub fn quantized() -> impl Strategy<Value = ModelGeometry> {
-    (attention_layer(), scales(), 1_usize..3).prop_map(|(mut layer, scales, layers)| {
-        layer.scales = Some(scales);
-        named("quantized", alike(layer, layers))
+    let scaled = vec(prop::bool::weighted(0.8), 1..4);
+    (attention_layer(), scales(), scaled).prop_map(|(layer, scales, scaled)| {
+        let layers = scaled.into_iter().map(|scaled| {
+            let scales = scaled.then_some(scales);
+            LayerKind::Attention(AttentionGeometry { scales, ..layer.clone() })
+        });
+        named("quantized", layers.collect())
     })
 }
 
