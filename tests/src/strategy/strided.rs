@@ -59,12 +59,27 @@ impl Item {
 /// have in common. The choices are taken from `tape`, from place `start` on. With no choices: one region, tensors one after
 /// the other, `[block, token, head, dim]`, no gaps.
 ///
+/// A layout whose tensors lie across each other in more rows than [`RankLayout::new`] compares is made again with half of the
+/// tape, which is simpler.
+///
 /// # Errors
 ///
 /// As for [`RankLayout::new`]; it should not fail for layouts that are not absurdly large.
 pub fn restride(layout: RankLayout, tape: &Tape, start: usize) -> Result<RankLayout> {
-    let mut reader = Reader { tape: &tape.0, at: start };
-    let RankLayoutParts { coords, groups, tensors, .. } = layout.into_parts();
+    let mut choices = &*tape.0;
+    loop {
+        let parts = place(layout.clone().into_parts(), Reader { tape: choices, at: start });
+        match RankLayout::new(parts) {
+            Err(error) if error.message().contains("too many rows") && !choices.is_empty() => {
+                choices = &choices[..choices.len() / 2];
+            }
+            result => return result,
+        }
+    }
+}
+
+fn place(parts: RankLayoutParts, mut reader: Reader<'_>) -> RankLayoutParts {
+    let RankLayoutParts { coords, groups, tensors, .. } = parts;
     let count = 1 + reader.pick(3);
     let mut shelves: Vec<Vec<Item>> = (0..count).map(|_| Vec::new()).collect();
     for tensor in tensors {
@@ -90,7 +105,7 @@ pub fn restride(layout: RankLayout, tape: &Tape, start: usize) -> Result<RankLay
     for _ in 0..reader.pick(4) {
         nudge(&mut parts, &mut reader);
     }
-    RankLayout::new(parts)
+    parts
 }
 
 /// Gives strides to what has none, and offsets from the first byte of all of these; returns how many bytes they take.
