@@ -1,10 +1,10 @@
 //! `kvx backends`: what this program can move data with.
 
 use kvx_connector::{Policy, choose};
-use kvx_core::Error;
 use kvx_core::capability::{Capabilities, Ordering, Revoke};
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
+use kvx_core::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -78,11 +78,14 @@ fn print(
     }
     out.line("")?;
     match choice {
-        Ok(choice) => out.line(format!("choice: {choice}")),
-        Err(error) => {
-            out.line(format!("choice: none; {}", failure::line(error)))?;
-            out.line("        kvx demo takes the mock then, where that is built in")
+        Ok(choice) => out.line(format!("kvx demo uses {choice}")),
+        Err(error) if error.kind() != ErrorKind::Unsupported => {
+            out.line(format!("kvx demo can use none: {}", failure::line(error)))
         }
+        Err(_) if entries.iter().any(|entry| entry.name == "mock") => {
+            out.line("no fabric can be used here; kvx demo uses the mock")
+        }
+        Err(_) => out.line("no fabric can be used here"),
     }
 }
 

@@ -11,6 +11,7 @@ mod output;
 mod pairs;
 mod picture;
 mod plan;
+mod remarks;
 mod shape;
 mod size;
 mod tables;

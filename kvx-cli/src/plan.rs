@@ -1,7 +1,7 @@
 //! `kvx plan`: what moving a request between two shapes of engine costs.
 
 use kvx_core::capability::Limits;
-use kvx_core::layout::{GroupKind, RankLayout};
+use kvx_core::layout::{GroupKind, NamedLayout, RankLayout};
 use kvx_core::plan::{Cost, Pairing, Request, SegmentList};
 use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::output::{self, Output};
 use crate::pairs::{self, PairPlan};
 use crate::picture;
+use crate::remarks;
 use crate::shape::Shape;
 use crate::size;
 use crate::tables::{self, Side, Tables};
@@ -22,6 +23,8 @@ const MAX_SEGMENTS: u64 = 20_000_000;
 const SAMPLE: u64 = 2048;
 /// Most rows of the table of pairs.
 const MAX_ROWS: usize = 40;
+/// Most segments of a plan for which a hint is worked out: it lists about as many again, twice.
+const MAX_HINTED: u64 = 2_000_000;
 
 /// What `kvx plan --json` prints.
 #[derive(Clone, Debug, Serialize)]
@@ -45,6 +48,57 @@ pub(crate) struct Report {
     pub(crate) total: Cost,
     /// Memory that the compiled plans of all pairs take, in bytes.
     pub(crate) plan_bytes: u64,
+    /// What that means for a fabric.
+    pub(crate) verdict: Verdict,
+    /// Why: what one block comes to. `None` where no rank has anything for another.
+    pub(crate) reason: Option<String>,
+    /// A layout with which both sides would do better, where they differ.
+    pub(crate) hint: Option<Hint>,
+    /// What is so without being asked for.
+    pub(crate) remarks: Vec<String>,
+}
+
+/// Whether runs are long enough for a fabric's full rate: by the median run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// Below 4 KiB: a fabric is busy with runs rather than bytes.
+    Costly,
+    /// Below 64 KiB.
+    Fair,
+    /// 64 KiB and more.
+    Cheap,
+}
+
+impl Verdict {
+    /// That of runs half of which are at most `median_run` bytes.
+    #[must_use]
+    pub(crate) const fn of(median_run: u64) -> Self {
+        match median_run {
+            0..4096 => Self::Costly,
+            4096..65_536 => Self::Fair,
+            _ => Self::Cheap,
+        }
+    }
+
+    /// As a sentence begins.
+    #[must_use]
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Costly => "Costly",
+            Self::Fair => "Fair",
+            Self::Cheap => "Cheap",
+        }
+    }
+}
+
+/// A layout for both sides, and what the same request costs then.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Hint {
+    /// The layout.
+    pub(crate) layout: NamedLayout,
+    /// Segments, all pairs together.
+    pub(crate) segments: u64,
 }
 
 /// What one pair of ranks costs.
@@ -76,7 +130,9 @@ pub(crate) struct Planned {
 /// Those of the model, the shapes and the plan; and when the result cannot be written.
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let planned = Planned::new(args.engines.read()?, args.tokens, args.blocks)?;
-    let report = planned.report(args.tokens)?;
+    let mut report = planned.report(args.tokens)?;
+    report.reason = picture::reason(&planned, &report)?;
+    report.hint = planned.hint(&report);
     if let Some(path) = &args.svg {
         picture::save(&planned, &report, path)?;
     }
@@ -133,6 +189,7 @@ impl Planned {
             });
         }
         let plan_bytes = self.pairs.iter().map(|pair| pair.plan.memory_bytes() as u64).sum();
+        let total = Cost::of(runs);
         Ok(Report {
             model: self.engines.model.name().to_owned(),
             tokens,
@@ -144,9 +201,47 @@ impl Planned {
             producer: self.engines.producer,
             consumer: self.engines.consumer,
             pairs,
-            total: Cost::of(runs),
+            total,
             plan_bytes,
+            verdict: Verdict::of(total.median_run),
+            reason: None,
+            hint: None,
+            remarks: self.remarks(),
         })
+    }
+
+    /// The better of both sides' layouts, where that would take fewer segments on both than the two do now. `None` as well
+    /// where it is not worth the time, or where one side cannot have the other's layout.
+    fn hint(&self, report: &Report) -> Option<Hint> {
+        let layouts = [self.engines.producer.layout, self.engines.consumer.layout];
+        let differ = layouts[0] != layouts[1];
+        if !differ || report.verdict == Verdict::Cheap || report.total.segments > MAX_HINTED {
+            return None;
+        }
+        let hint = |layout| {
+            let mut engines = self.engines.clone();
+            engines.producer.layout = layout;
+            engines.consumer.layout = layout;
+            let other = Self::new(engines, report.tokens, self.order).ok()?;
+            let segments = other.report(report.tokens).ok()?.total.segments;
+            (segments < report.total.segments).then_some(Hint { layout, segments })
+        };
+        layouts.into_iter().filter_map(hint).min_by_key(|hint| hint.segments)
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        let givers = self.pairs.iter().map(|pair| pair.pair.producer).collect();
+        let Engines { producer, consumer, .. } = &self.engines;
+        [
+            remarks::uneven("producer", &self.producers),
+            remarks::uneven("consumer", &self.consumers),
+            remarks::idle(self.producers.len(), &givers),
+            remarks::replicas("producer", producer.grid.dp),
+            remarks::replicas("consumer", consumer.grid.dp),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     /// Foretells the number of segments from a shorter request, and refuses what would take too long.
@@ -218,7 +313,16 @@ fn print(report: &Report, planned: &Planned, out: &mut Output) -> std::io::Resul
     ];
     row.extend(cells(&report.total));
     table.add_row(row);
-    out.table(&table)
+    out.table(&table)?;
+    out.line("")?;
+    if let Some(reason) = &report.reason {
+        out.line(format!("{}: {reason}", report.verdict.word()))?;
+    }
+    if let Some(Hint { layout, segments }) = report.hint {
+        let segments = size::count(segments);
+        out.line(format!("With layout={layout} on both sides: {segments} segments"))?;
+    }
+    report.remarks.iter().try_for_each(|remark| out.line(format!("Note: {remark}")))
 }
 
 /// A rank's number, and where it stands where that is not the same.

@@ -61,7 +61,14 @@ fn plans_of_every_preset_are_made() {
 #[test]
 fn a_table_is_printed_for_people() {
     let run = kvx("plan --producer pp=2");
-    for words in ["llama-3.1-8b: 512 tokens", "rank 3 (tp 1, pp 1)", "8 pairs", "262,144"] {
+    for words in [
+        "llama-3.1-8b: 512 tokens",
+        "rank 3 (tp 1, pp 1)",
+        "8 pairs",
+        "262,144",
+        "Costly: the block is ",
+        "on both sides: 16,384 segments",
+    ] {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
     }
 }
@@ -75,7 +82,7 @@ fn backends_are_listed_with_what_they_can_do() {
     assert_eq!(mock["rank"], serde_json::Value::Null);
     assert!(list["choice"]["error"]["remedy"].is_string());
     let run = kvx("backends");
-    for words in ["mock", "available", "read, write", "segment 2 GiB", "never chosen unasked"] {
+    for words in ["mock", "available", "read, write", "segment 2 GiB", "kvx demo uses the mock"] {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
     }
 }
@@ -94,4 +101,34 @@ fn a_closed_pipe_is_borne_in_silence() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+}
+
+/// What nobody asked for, and yet is so.
+#[test]
+fn what_is_silently_so_is_remarked() {
+    let remarks =
+        |arguments: &str| json(&format!("plan --tokens 32 {arguments}"), 0)["remarks"].clone();
+    let none: [&str; 0] = [];
+    assert_eq!(remarks(""), serde_json::json!(none));
+    let copies = "producer ranks 1, 3, 5, 7, 9, 11, 13, 15 hold copies and give nothing";
+    assert_eq!(remarks("--producer tp=16"), serde_json::json!([copies]));
+    let uneven = "consumer: tp=3 splits the KV heads 2, 3, 3";
+    assert_eq!(remarks("--consumer tp=3"), serde_json::json!([uneven]));
+    let shown = "consumer: replica 0 of 2 is shown";
+    assert_eq!(remarks("--consumer dp=2"), serde_json::json!([shown]));
+    let run = kvx("plan --tokens 32 --consumer dp=2");
+    assert!(run.stdout.contains(&format!("Note: {shown}")), "{}", run.stdout);
+}
+
+/// A hint is worth what it says: the plan that it names has as many segments.
+#[test]
+fn a_hint_is_true() {
+    let plan = json("plan --tokens 64", 0);
+    assert_eq!(plan["verdict"], "costly");
+    let layout = plan["hint"]["layout"].as_str().unwrap();
+    let both = format!("--producer layout={layout} --consumer layout={layout}");
+    let better = json(&format!("plan --tokens 64 {both}"), 0);
+    assert_eq!(better["segments"], plan["hint"]["segments"]);
+    assert!(better["segments"].as_u64() < plan["segments"].as_u64());
+    assert_eq!(better["hint"], serde_json::Value::Null);
 }

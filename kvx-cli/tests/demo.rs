@@ -294,7 +294,8 @@ fn other_presets_of_the_mock_are_chosen_by_option() {
 #[test]
 fn what_cannot_be_has_its_exit_code() {
     for (arguments, code, says) in [
-        ("--backend nothing", 2, "no backend is named \"nothing\""),
+        ("--backend ucx", 3, "--backend: backend ucx is not built in; built in: mock"),
+        ("--backend ,preset=efa", 2, "names no backend"),
         ("--backend mock,preset=nothing", 3, "preset"),
         ("--requests 0", 2, "--requests"),
         ("--speed 0", 2, "--speed"),

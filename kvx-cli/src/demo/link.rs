@@ -45,6 +45,7 @@ impl Fabric {
                     options.parse().map_err(|e: Error| e.with_context("option", "--backend"))?;
             }
         }
+        refuse_unknown(&policy)?;
         let (choice, fallback) = match choose(&policy, None) {
             Err(error) if error.kind() == ErrorKind::Unsupported && policy_is_open(&policy) => {
                 let mock = policy.clone().with_name(Some(MOCK));
@@ -100,6 +101,25 @@ impl Fabric {
         }
         Ok(())
     }
+}
+
+/// Refuses a name that no backend built into this program has.
+fn refuse_unknown(policy: &Policy) -> Result<()> {
+    let (operation, name) = match (&policy.name, &policy.environment) {
+        (Some(name), _) => ("--backend", name),
+        (None, Some(name)) => ("KVX_BACKEND", name),
+        (None, None) => return Ok(()),
+    };
+    let known: Vec<&str> = kvx_connector::backends()?.iter().map(|one| one.name).collect();
+    if name.is_empty() {
+        return Err(Error::config(operation, "it names no backend")
+            .with_remedy(format!("name one of {}", known.join(", "))));
+    }
+    if known.contains(&name.as_str()) {
+        return Ok(());
+    }
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(Error::unsupported(operation, format!("backend {name} is not built in; built in: {known}")))
 }
 
 fn policy_is_open(policy: &Policy) -> bool {

@@ -9,6 +9,7 @@ use crate::args::DemoArgs;
 use crate::engine::Replica;
 use crate::failure::{self, Failure};
 use crate::output::Output;
+use crate::remarks;
 use crate::shape::Shape;
 use crate::size;
 use crate::trace::{self, Entry, Generator};
@@ -90,6 +91,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
             .into());
     }
     let verified = totals.is_good();
+    let remarks = remarks(&replay);
     let report = Report {
         requests: totals.requests,
         bytes: totals.bytes,
@@ -118,11 +120,31 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         trace: source(args),
         fill_seconds: totals.filling.as_secs_f64(),
         check_seconds: totals.checking.as_secs_f64(),
+        remarks,
         total_seconds: begun.elapsed().as_secs_f64(),
     };
     report.print(out)?;
     out.document(&report)?;
     Ok(if verified { failure::OK } else { failure::FAILED })
+}
+
+/// What is so without being asked for.
+fn remarks(replay: &Replay) -> Vec<String> {
+    let layouts = |replica: &Replica| -> Vec<_> {
+        replica.ranks.iter().map(|rank| rank.layout.clone()).collect()
+    };
+    let first = |replicas: &[Replica]| replicas.first().map(layouts).unwrap_or_default();
+    let (producers, consumers) = (first(&replay.producers), first(&replay.consumers));
+    let pairs = replay.links.iter().flat_map(|link| &link.pairs);
+    let givers = pairs.map(|pair| pair.pair.producer).collect();
+    [
+        remarks::uneven("producer", &producers),
+        remarks::uneven("consumer", &consumers),
+        remarks::idle(producers.len(), &givers),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// The trace that is replayed.

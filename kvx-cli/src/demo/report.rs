@@ -55,6 +55,8 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     /// Where the trace is from.
     pub(crate) trace: String,
+    /// What is so without being asked for.
+    pub(crate) remarks: Vec<String>,
     /// Time of filling caches, of checking them, and in all.
     pub(crate) fill_seconds: f64,
     pub(crate) check_seconds: f64,
@@ -133,6 +135,7 @@ impl Report {
         out.line(format!(
             "{:.1} s in all: {:.1} s filling caches, {:.1} s moving, {:.1} s checking",
             self.total_seconds, self.fill_seconds, self.seconds, self.check_seconds
-        ))
+        ))?;
+        self.remarks.iter().try_for_each(|remark| out.line(format!("Note: {remark}")))
     }
 }

@@ -10,7 +10,7 @@ use svg::node::element::{
 use super::Scene;
 use super::cells::{self, Cell};
 use super::strip::{GAP, Strip};
-use crate::plan::rank;
+use crate::plan::{Verdict, rank};
 use crate::shape::Shape;
 use crate::size;
 
@@ -140,8 +140,8 @@ fn plural(number: u64, what: &str) -> String {
     format!("{} {what}{}", size::count(number), if number == 1 { "" } else { "s" })
 }
 
-/// Whether the pair is cheap or dear, and why.
-fn verdict(scene: &Scene<'_>) -> (String, &'static str) {
+/// What the block comes to, and why.
+pub(super) fn reason(scene: &Scene<'_>) -> String {
     let cost = &scene.cost;
     let row = scene.consumer.iter().map(|cell| cell.bytes).max().unwrap_or(1);
     let run = cost.median_run;
@@ -154,13 +154,8 @@ fn verdict(scene: &Scene<'_>) -> (String, &'static str) {
     } else {
         format!("{} rows stay together", size::count(run / row))
     };
-    let (word, colour) = match scene.report.total.median_run {
-        0..4096 => ("Dear", "#b91c1c"),
-        4096..65_536 => ("Fair", "#b45309"),
-        _ => ("Cheap", "#15803d"),
-    };
     let runs = plural(cost.segments, "run");
-    (format!("{word}: the block is {runs} of {}; {why}", size::bytes(run)), colour)
+    format!("the block is {runs} of {}; {why}", size::bytes(run))
 }
 
 fn text(class: &str, x: f64, y: f64, content: impl Into<String>) -> Text {
@@ -168,7 +163,13 @@ fn text(class: &str, x: f64, y: f64, content: impl Into<String>) -> Text {
 }
 
 fn head(scene: &Scene<'_>) -> Group {
-    let (verdict, colour) = verdict(scene);
+    let verdict = scene.report.verdict;
+    let colour = match verdict {
+        Verdict::Costly => "#b91c1c",
+        Verdict::Fair => "#b45309",
+        Verdict::Cheap => "#15803d",
+    };
+    let verdict = format!("{}: {}", verdict.word(), reason(scene));
     let mut group = Group::new()
         .add(text("title", 30.0, 42.0, title(scene)))
         .add(text("what", 30.0, 66.0, format!("{}.", summary(scene))))

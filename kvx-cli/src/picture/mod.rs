@@ -65,6 +65,18 @@ pub(crate) fn save(planned: &Planned, report: &Report, path: &Path) -> Result<()
     })
 }
 
+/// What a block of the first pair of `planned` comes to, in words; `None` where there is no pair.
+///
+/// # Errors
+///
+/// Those of listing the segments of a block.
+pub(crate) fn reason(planned: &Planned, report: &Report) -> Result<Option<String>> {
+    if planned.pairs.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(draw::reason(&Scene::new(planned, report)?)))
+}
+
 impl<'a> Scene<'a> {
     fn new(planned: &'a Planned, report: &'a Report) -> Result<Self> {
         let pair = planned

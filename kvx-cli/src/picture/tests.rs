@@ -67,7 +67,7 @@ fn runs_join_cells_of_the_same_head_and_token() {
 }
 
 #[test]
-fn a_cheap_pair_is_one_ribbon_and_a_dear_one_is_many() {
+fn a_cheap_pair_is_one_ribbon_and_a_costly_one_is_many() {
     let cheap = planned("", "", Order::Contiguous);
     let report = cheap.report(TOKENS).unwrap();
     let scene = Scene::new(&cheap, &report).unwrap();
@@ -75,13 +75,13 @@ fn a_cheap_pair_is_one_ribbon_and_a_dear_one_is_many() {
     assert!(!scene.cut);
     assert!(draw::document(&scene).to_string().contains("Cheap: the block is 1 run of 32 KiB"));
 
-    let dear = planned("layout=hnd", "tp=2", Order::Contiguous);
-    let report = dear.report(TOKENS).unwrap();
-    let scene = Scene::new(&dear, &report).unwrap();
+    let costly = planned("layout=hnd", "tp=2", Order::Contiguous);
+    let report = costly.report(TOKENS).unwrap();
+    let scene = Scene::new(&costly, &report).unwrap();
     assert_eq!(scene.cost.segments, 64);
     assert_eq!(scene.runs.len(), 64);
     let text = draw::document(&scene).to_string();
-    assert!(text.contains("Dear: the block is 64 runs of 256 B"), "{text}");
+    assert!(text.contains("Costly: the block is 64 runs of 256 B"), "{text}");
     assert!(text.contains("64 runs in the block, all drawn"), "{text}");
 }
 
