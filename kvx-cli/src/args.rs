@@ -8,6 +8,7 @@ use kvx_core::layout::{Dtype, ModelGeometry, NamedLayout};
 use kvx_core::transfer::Mode;
 
 use crate::failure::EXIT_CODES;
+use crate::help;
 use crate::model;
 use crate::shape::Shape;
 
@@ -15,7 +16,7 @@ use crate::shape::Shape;
 #[derive(Debug, Parser)]
 #[command(name = "kvx", version, after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Print one JSON document instead of text
+    /// Print one JSON document instead of text; an error also goes to standard error, as a line
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// What to do.
@@ -38,19 +39,17 @@ pub(crate) enum Command {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EngineArgs {
     /// A preset's name, or the path of a Hugging Face config.json
-    #[arg(long, value_name = "NAME|FILE", default_value = "llama-3.1-8b")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "llama-3.1-8b", long_help = help::model())]
     pub(crate) model: String,
     /// Element type of keys, values and latents [default: the model's]
     #[arg(long)]
     pub(crate) dtype: Option<String>,
-    /// Shape of the engine that filled the cache, for example tp=2,layout=hnd,block=16 [default: that]
-    ///
-    /// Any of: tp, pp, dp (ranks); block, kernel (tokens per block of the engine and of its attention kernel); blocks (in
-    /// the pool); layout (nhd, hnd, flash-infer-hnd, packed-nhd, cross-layer-nhd, ...); regions (tensor, layer, single);
-    /// groups (shared, window: whether layers with a window have a block table of their own); conv (channels, taps); dtype.
-    #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true)]
+    /// Shape of the engine that filled the cache [default: tp=2,layout=hnd,block=16]
+    #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true, long_help = help::shape(
+        "Shape of the engine that filled the cache [default: tp=2,layout=hnd,block=16]",
+    ))]
     pub(crate) producer: String,
-    /// Shape of the engine that needs it [default: tp=4,layout=nhd,block=32]
+    /// Shape of the engine that needs it, with the same keys [default: tp=4,layout=nhd,block=32]
     #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true)]
     pub(crate) consumer: String,
     /// Who starts transfers: the consumer reads, or the producer writes
@@ -122,7 +121,7 @@ pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) engines: EngineArgs,
     /// Backend to use, with its options, for example mock,preset=efa [default: the best there is]
-    #[arg(long, value_name = "NAME[,OPTION=VALUE]")]
+    #[arg(long, value_name = "NAME[,OPTION=VALUE]", long_help = help::BACKEND)]
     pub(crate) backend: Option<String>,
     /// Requests to move
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -130,7 +129,7 @@ pub(crate) struct DemoArgs {
     /// Trace to replay: JSON lines with timestamp, input_length, output_length, hash_ids [default: one made from the seed]
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Replay by the trace's timestamps, this many times faster [default: as fast as can be]
+    /// Replay by the trace's timestamps, this many times faster [default: without waiting]
     #[arg(long, value_name = "TIMES")]
     pub(crate) speed: Option<f64>,
     /// Seed of the tags, of a generated trace, and of the mock

@@ -6,6 +6,7 @@ mod backends;
 mod demo;
 mod engine;
 mod failure;
+mod help;
 mod model;
 mod output;
 mod pairs;
@@ -62,6 +63,17 @@ fn run(cli: &Cli) -> u8 {
     }
 }
 
+/// A range as people write it, not as a program does: `1 to 256`.
+fn in_words(what: &str) -> String {
+    let Some((start, range)) = what.rsplit_once(" is not in ") else { return what.to_owned() };
+    let start = start.rsplit_once(": ").map_or(start, |(start, _)| start);
+    match range.split_once("..=").or_else(|| range.split_once("..")) {
+        Some((low, "" | "18446744073709551615")) => format!("{start}: give {low} or more"),
+        Some((low, high)) => format!("{start}: give {low} to {high}"),
+        None => what.to_owned(),
+    }
+}
+
 /// Prints what is wrong with the command line, or the help that was asked for.
 fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
     if !error.use_stderr() {
@@ -76,7 +88,13 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
     let known = |line: &&str| line.starts_with("tip:") || line.starts_with("[possible values:");
-    let remedy = lines.find(known).unwrap_or("see kvx --help").trim_start_matches("tip: ");
+    let command = ["demo", "plan", "backends"]
+        .into_iter()
+        .find(|command| arguments.iter().skip(1).any(|argument| argument == command));
+    let help = command
+        .map_or_else(|| "see kvx --help".to_owned(), |name| format!("see kvx {name} --help"));
+    let remedy = lines.find(known).unwrap_or(&help).trim_start_matches("tip: ");
+    let what = in_words(&what);
     output::note(format!("error: {what}; {remedy}"));
     if arguments.iter().any(|argument| argument == "--json") {
         let document = json!({ "error": {

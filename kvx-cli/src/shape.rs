@@ -86,7 +86,7 @@ impl Shape {
         })
     }
 
-    /// This shape with what `text` says changed: `key=value`, parted by commas, any of the keys in any order.
+    /// This shape with what `text` says changed: `key=value`, separated by commas, any of the keys in any order.
     ///
     /// # Errors
     ///
@@ -121,6 +121,16 @@ impl Shape {
                         .with_remedy(known()));
                 }
             }
+        }
+        if let Some(kernel) = self.kernel_tokens
+            && !self.block_tokens.is_multiple_of(kernel)
+        {
+            let block = self.block_tokens;
+            return Err(Error::config(
+                option,
+                format!("kernel={kernel} does not divide block={block}"),
+            )
+            .with_remedy("give a block= that is a multiple of kernel="));
         }
         self.grid = Grid::new(tp, pp, dp).map_err(|error| error.with_context("option", option))?;
         Ok(self)
@@ -215,7 +225,7 @@ impl Serialize for Shape {
 
 fn known() -> String {
     let keys: Vec<_> = KEYS.iter().map(|(key, what)| format!("{key} ({what})")).collect();
-    format!("write key=value, parted by commas; the keys are {}", keys.join(", "))
+    format!("write key=value, separated by commas; the keys are {}", keys.join(", "))
 }
 
 fn number(option: &'static str, key: &str, value: &str) -> Result<u32> {

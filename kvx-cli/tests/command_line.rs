@@ -11,13 +11,13 @@ fn every_way_to_end_has_its_exit_code() {
         ("", 2, "Usage: kvx"),
         ("pla", 2, "unrecognized subcommand 'pla'"),
         ("plan --mode push", 2, "possible values: read, write"),
-        ("plan --tokens 0", 2, "--tokens"),
+        ("plan --tokens 0", 2, "give 1 to 16777216; see kvx plan --help"),
         ("plan --tokens 9999999", 2, "ask for fewer tokens"),
         ("plan --model nowhere", 2, "is neither a preset nor a file"),
         ("plan --dtype f7", 2, "unknown dtype"),
         ("plan --producer tq=1", 2, "tp (tensor parallel ranks)"),
         ("plan --producer tp=0", 2, "tp=0"),
-        ("plan --producer block=16,kernel=5", 2, "kernel"),
+        ("plan --producer block=16,kernel=5", 2, "--producer: kernel=5 does not divide block=16"),
         ("plan --producer blocks=8", 2, "give blocks=33 or more"),
         ("plan --consumer layout=cross-layer-nhd,regions=layer", 2, "cross-layer"),
         ("plan --producer dtype=f16", 4, "producer has f16, consumer has bf16"),
@@ -32,6 +32,12 @@ fn every_way_to_end_has_its_exit_code() {
         assert_eq!(run.stdout.is_empty(), code != 0, "kvx {arguments}: {run:#?}");
     }
     assert!(kvx("--help").stdout.contains("Exit codes:"));
+    let help = kvx("demo --help").stdout;
+    for words in
+        ["cross-layer-packed-hnd", "qwen3-next-80b-a3b", "preset=rc|efa|ucx-tcp", "an error also"]
+    {
+        assert!(help.contains(words), "{words}: {help}");
+    }
 }
 
 #[test]

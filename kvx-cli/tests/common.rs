@@ -12,7 +12,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// Runs `kvx` with `arguments`, parted by blanks.
+/// Runs `kvx` with `arguments`, separated by blanks.
 pub(crate) fn kvx(arguments: &str) -> Run {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_kvx"))
         .args(arguments.split_whitespace())

@@ -247,7 +247,7 @@ fn a_bad_trace_is_refused_by_line_and_reason() {
     std::fs::write(&path, format!("{good}{}", good.replace("[1]", "[1, 2]"))).unwrap();
     let arguments = format!("--trace {}", path.display());
     let error = demo(&arguments, 2)["error"]["message"].to_string();
-    assert!(error.contains("line 2: 2 hash_ids; 40 tokens are 1 blocks"), "{error}");
+    assert!(error.contains("line 2: 2 hash_ids; 40 tokens need 1,"), "{error}");
     let error = demo("--trace nowhere.jsonl", 2)["error"]["message"].to_string();
     assert!(error.contains("nowhere.jsonl cannot be opened"), "{error}");
 }
@@ -297,10 +297,12 @@ fn what_cannot_be_has_its_exit_code() {
         ("--backend ucx", 3, "--backend: backend ucx is not built in; built in: mock"),
         ("--backend ,preset=efa", 2, "names no backend"),
         ("--backend mock,preset=nothing", 3, "preset"),
-        ("--requests 0", 2, "--requests"),
+        ("--requests 0", 2, "'--requests <REQUESTS>': give 1 to 1000000; see kvx demo --help"),
+        ("--max-tokens 0", 2, "'--max-tokens <N>': give 1 or more; see kvx demo --help"),
         ("--speed 0", 2, "--speed"),
         ("--speed x", 2, "--speed"),
         ("--memory 1", 3, "raise --memory"),
+        ("--memory 1", 3, "(layers=2, producer blocks="),
         ("--memory lots", 2, "512M or 8G"),
         ("--producer dtype=f16", 4, "producer has f16, consumer has bf16"),
         ("--model gemma-3-4b --producer tp=0", 2, "tp=0"),

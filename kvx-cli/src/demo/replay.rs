@@ -35,7 +35,7 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
     /// Requests whose caches are moved at the same time.
     pub(crate) in_flight: usize,
-    /// Times faster than the trace; `None`: as fast as can be.
+    /// Times faster than the trace; `None`: without waiting.
     pub(crate) speed: Option<f64>,
     pub(crate) damage: Option<Damage>,
 }

@@ -101,7 +101,8 @@ impl Scale {
             ),
         )
         .with_context("layers", smallest.num_layers())
-        .with_context("blocks", format!("{} and {}", pools.blocks[0], pools.blocks[1]))
+        .with_context("producer blocks", pools.blocks[0])
+        .with_context("consumer blocks", pools.blocks[1])
         .with_remedy("raise --memory, give fewer blocks=, or cut prompts with --max-tokens"))
     }
 

@@ -177,6 +177,11 @@ fn joins(first: &Cell, last: &Cell, cell: &Cell, taken: usize) -> bool {
     (next_head && (taken == 0 || by_head)) || (next_token && (taken == 0 || by_token))
 }
 
+/// Whether what a tensor holds belongs to heads: a latent and an index are for all heads alike.
+pub(super) const fn has_heads(role: Role) -> bool {
+    !matches!(role, Role::Latent | Role::LatentScale | Role::IndexKey | Role::IndexScale)
+}
+
 /// What a stretch of cells is, in words.
 pub(super) fn label(first: &Cell, last: &Cell, layers: bool) -> String {
     let mut parts = Vec::new();
@@ -187,14 +192,14 @@ pub(super) fn label(first: &Cell, last: &Cell, layers: bool) -> String {
     let name = |one: &str, (low, high): (u64, u64)| {
         if low == high { format!("{one} {low}") } else { format!("{one}s {low}–{high}") }
     };
-    let heads = name("head", (heads.0.into(), heads.1.into()));
+    let heads = has_heads(first.key.role).then(|| name("head", (heads.0.into(), heads.1.into())));
     let tokens = tokens.map(|tokens| name("token", tokens));
     // What stays the same comes first.
     if tokens.is_some() && first.heads != last.heads {
         parts.extend(tokens);
-        parts.push(heads);
+        parts.extend(heads);
     } else {
-        parts.push(heads);
+        parts.extend(heads);
         parts.extend(first.dim.map(|dim| format!("dim {dim}")));
         parts.extend(tokens);
     }

@@ -7,9 +7,10 @@ use svg::node::element::{
     Definitions, Description, Group, Line, Path, Pattern, Rectangle, Style, Text, Title,
 };
 
-use super::Scene;
 use super::cells::{self, Cell};
 use super::strip::{GAP, Strip};
+use super::words::{plural, reason, subject, summary, title};
+use super::{MAX_TOKENS, Scene};
 use crate::plan::{Verdict, rank};
 use crate::shape::Shape;
 use crate::size;
@@ -69,7 +70,15 @@ pub(super) fn document(scene: &Scene<'_>) -> Document {
         .add(ribbons(scene, &left, &right))
         .add(strip(&scene.producer, &left, Side::Left, layers(scene)))
         .add(strip(&scene.consumer, &right, Side::Right, layers(scene)))
+        .add(more(scene, right.bottom()))
         .add(foot(scene, bottom + 34.0))
+}
+
+/// The mark under a consumer's block that goes on beyond what is drawn.
+fn more(scene: &Scene<'_>, bottom: f64) -> Group {
+    let mark = text("small", STRIPS[1] + STRIP_WIDTH / 2.0, bottom + 13.0, "⋮ the block goes on");
+    let group = Group::new();
+    if scene.cut { group.add(mark.set("text-anchor", "middle")) } else { group }
 }
 
 /// Points per byte: such that the longer strip has the height that it should, and cells are neither huge nor invisible.
@@ -96,66 +105,6 @@ fn layers(scene: &Scene<'_>) -> bool {
     let mut layers = scene.keys.iter().map(|key| key.layer);
     let first = layers.next();
     layers.any(|layer| Some(layer) != first)
-}
-
-fn title(scene: &Scene<'_>) -> String {
-    let (from, to) = (rank(scene.from()), rank(scene.to()));
-    format!("{}: from producer {from} to consumer {to}", scene.report.model)
-}
-
-/// What is drawn, in a sentence.
-fn subject(scene: &Scene<'_>) -> String {
-    let names: Vec<String> = scene.keys.iter().map(ToString::to_string).collect();
-    let names = if names.len() > 4 {
-        format!("{} … {}", names[0], names[names.len() - 1])
-    } else {
-        names.join(", ")
-    };
-    let has = |role| scene.keys.iter().any(|key| key.role == role);
-    let alike = if has(Role::Key) && !has(Role::Value) { " (V lies apart, and alike)" } else { "" };
-    let part = if scene.cut { ", in part" } else { "" };
-    format!("Drawn: one block of {} tokens of {names}{alike}{part}", scene.tokens)
-}
-
-fn summary(scene: &Scene<'_>) -> String {
-    let (report, cost) = (scene.report, &scene.report.total);
-    let [shortest, median, longest] =
-        [cost.shortest_run, cost.median_run, cost.longest_run].map(size::bytes);
-    let lengths = if shortest == longest {
-        format!("of {shortest}")
-    } else {
-        format!("of {shortest} to {longest}, half of them at most {median}")
-    };
-    format!(
-        "{} of ranks, {} tokens, blocks {}: {} in {} {lengths}",
-        plural(report.pairs.len() as u64, "pair"),
-        size::count(report.tokens),
-        report.blocks,
-        size::bytes(cost.bytes),
-        plural(cost.segments, "run"),
-    )
-}
-
-fn plural(number: u64, what: &str) -> String {
-    format!("{} {what}{}", size::count(number), if number == 1 { "" } else { "s" })
-}
-
-/// What the block comes to, and why.
-pub(super) fn reason(scene: &Scene<'_>) -> String {
-    let cost = &scene.cost;
-    let row = scene.consumer.iter().map(|cell| cell.bytes).max().unwrap_or(1);
-    let run = cost.median_run;
-    let why = if cost.segments <= 1 {
-        "all of it is one run".to_owned()
-    } else if run < row.min(scene.producer.iter().map(|cell| cell.bytes).max().unwrap_or(1)) {
-        "rows are taken apart".to_owned()
-    } else if run <= row {
-        "every row (one head of one token) moves alone".to_owned()
-    } else {
-        format!("{} rows stay together", size::count(run / row))
-    };
-    let runs = plural(cost.segments, "run");
-    format!("the block is {runs} of {}; {why}", size::bytes(run))
 }
 
 fn text(class: &str, x: f64, y: f64, content: impl Into<String>) -> Text {
@@ -220,10 +169,10 @@ fn colour(cell: &Cell) -> &'static str {
     if cell.moved { PALETTE[cell.heads.0 as usize % PALETTE.len()] } else { "#d1d5db" }
 }
 
-/// Neighbouring tokens differ a little, so that rows can be told apart.
+/// Neighbouring tokens differ a little, so that rows can be told apart: paler from the first of the block to its last.
 fn shade(cell: &Cell) -> f64 {
-    let place = cell.tokens.map_or_else(|| cell.heads.0.into(), |tokens| tokens.0) % 16;
-    0.95 - 0.03 * points(place)
+    let place = cell.tokens.map_or_else(|| u64::from(cell.heads.0) % 16 * 4, |tokens| tokens.0);
+    0.95 - 0.5 * points(place % MAX_TOKENS) / points(MAX_TOKENS)
 }
 
 fn is_second(cell: &Cell) -> bool {
@@ -364,10 +313,18 @@ fn ribbons(scene: &Scene<'_>, left: &Strip, right: &Strip) -> Group {
     group
 }
 
-fn foot(scene: &Scene<'_>, y: f64) -> Group {
+fn both<'a>(scene: &'a Scene<'_>) -> impl Iterator<Item = &'a Cell> {
+    scene.producer.iter().chain(&scene.consumer)
+}
+
+fn foot(scene: &Scene<'_>, mut y: f64) -> Group {
     let mut group = Group::new();
     let mut x = 30.0;
     let mut swatch = |group: Group, fill: &str, stripes: bool, words: &str| {
+        let width = 44.0 + 5.6 * points(words.chars().count() as u64);
+        if x + width > WIDTH {
+            (x, y) = (30.0, y + 18.0);
+        }
         let rectangle =
             || Rectangle::new().set("x", x).set("y", y - 9.0).set("width", 18).set("height", 11);
         let mut group =
@@ -375,7 +332,7 @@ fn foot(scene: &Scene<'_>, y: f64) -> Group {
         if stripes {
             group = group.add(rectangle().set("fill", "url(#stripes)"));
         }
-        x += 44.0 + 5.6 * points(words.chars().count() as u64);
+        x += width;
         group
     };
     let mut heads: Vec<u32> =
@@ -384,13 +341,18 @@ fn foot(scene: &Scene<'_>, y: f64) -> Group {
     heads.dedup();
     for head in heads.iter().take(PALETTE.len()) {
         let fill = PALETTE[*head as usize % PALETTE.len()];
-        group = swatch(group, fill, false, &format!("head {head}"));
+        let alike = !scene.keys.iter().any(|key| cells::has_heads(key.role));
+        let words = if alike { "for all heads".to_owned() } else { format!("head {head}") };
+        group = swatch(group, fill, false, &words);
     }
-    if scene.consumer.iter().any(is_second) {
-        group = swatch(group, "#6b7280", true, "values, or an index");
+    if both(scene).any(is_second) {
+        group = swatch(group, "#6b7280", true, "hatched: values, or an index");
     }
-    if scene.producer.iter().any(|cell| !cell.moved) {
-        group = swatch(group, "#d1d5db", false, "for other ranks");
+    if both(scene).any(|cell| !cell.moved) {
+        group = swatch(group, "#d1d5db", false, "grey: other ranks' heads");
+    }
+    if both(scene).any(|cell| cell.tokens.is_some()) {
+        group = swatch(group, "#9ca3af", false, "paler: later token");
     }
     group = swatch(group, "#c1c9d4", false, "ribbon: one run, contiguous on both sides");
     let drawn = scene.runs.len() as u64;
@@ -400,9 +362,8 @@ fn foot(scene: &Scene<'_>, y: f64) -> Group {
     } else {
         format!("{} in the block, all drawn.", plural(all, "run"))
     };
-    let cell = scene.consumer.iter().map(|cell| cell.bytes).max().unwrap_or(0);
     group
-        .add(text("what", 30.0, y + 28.0, format!("{count} The largest cell is {}.", size::bytes(cell))))
+        .add(text("what", 30.0, y + 28.0, count))
         .add(text(
             "small",
             30.0,

@@ -20,6 +20,7 @@ mod draw;
 mod strip;
 #[cfg(test)]
 mod tests;
+mod words;
 
 /// Most tokens that are drawn.
 const MAX_TOKENS: u64 = 64;
@@ -74,7 +75,7 @@ pub(crate) fn reason(planned: &Planned, report: &Report) -> Result<Option<String
     if planned.pairs.is_empty() {
         return Ok(None);
     }
-    Ok(Some(draw::reason(&Scene::new(planned, report)?)))
+    Ok(Some(words::reason(&Scene::new(planned, report)?)))
 }
 
 impl<'a> Scene<'a> {

@@ -83,6 +83,7 @@ fn a_cheap_pair_is_one_ribbon_and_a_costly_one_is_many() {
     let text = draw::document(&scene).to_string();
     assert!(text.contains("Costly: the block is 64 runs of 256 B"), "{text}");
     assert!(text.contains("64 runs in the block, all drawn"), "{text}");
+    assert!(text.contains("paler: later token") && !text.contains("the block goes on"), "{text}");
 }
 
 #[test]
@@ -93,6 +94,7 @@ fn a_picture_too_large_says_what_it_leaves_out() {
     assert!(scene.cut);
     let text = draw::document(&scene).to_string();
     assert!(text.contains("The first 256 of the block's"), "{text}");
+    assert!(text.contains("the block goes on"), "{text}");
 }
 
 #[test]
@@ -132,4 +134,21 @@ fn what_is_together_has_one_label() {
         labels("cpu-transposed"),
         ["K · head 0 · dim 0 · tokens 0–15", "K · head 0 · dim 1 · tokens 0–15"]
     );
+}
+
+/// A latent is for all heads: none of them is named.
+#[test]
+fn a_latent_has_no_head() {
+    let shape = Shape::new(1, NamedLayout::FlashAttentionNhd, 64).unwrap();
+    let engines = Engines {
+        model: ModelGeometry::preset("deepseek-v3").unwrap(),
+        producer: shape,
+        consumer: shape,
+        mode: Mode::Read,
+    };
+    let planned = Planned::new(engines, TOKENS, Order::Contiguous).unwrap();
+    let report = planned.report(TOKENS).unwrap();
+    let text = draw::document(&Scene::new(&planned, &report).unwrap()).to_string();
+    assert!(text.contains("latent") && !text.contains("head 0"), "{text}");
+    assert!(text.contains("for all heads"), "{text}");
 }

@@ -53,7 +53,7 @@ impl Entry {
             Some(format!("input_length is {input_length}; it must be 1 to {MAX_TOKENS}"))
         } else if hash_ids.len() as u64 != blocks {
             Some(format!(
-                "{} hash_ids; {input_length} tokens are {blocks} blocks of {HASH_TOKENS}",
+                "{} hash_ids; {input_length} tokens need {blocks}, one for each {HASH_TOKENS}",
                 hash_ids.len()
             ))
         } else {

@@ -54,7 +54,7 @@ pub fn parse(mut lines: impl BufRead, limit: usize) -> Result<Vec<Entry>> {
             continue;
         }
         let entry: Entry = serde_json::from_slice(text).map_err(|error| {
-            refuse(error.to_string()).with_remedy(
+            refuse(reason(&error)).with_remedy(
                 "a line is {\"timestamp\": ms, \"input_length\": n, \"output_length\": n, \"hash_ids\": [...]}",
             )
         })?;
@@ -67,6 +67,16 @@ pub fn parse(mut lines: impl BufRead, limit: usize) -> Result<Vec<Entry>> {
         return Err(Error::config("--trace", "there is no request in it"));
     }
     Ok(entries)
+}
+
+/// What is wrong with a line, and in which column: which line it is, a parser of that line alone cannot know.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match text.strip_suffix(&place) {
+        Some(what) => format!("{what} in column {}", error.column()),
+        None => text,
+    }
 }
 
 #[cfg(test)]
@@ -104,8 +114,8 @@ mod tests {
             (&GOOD.replace("600", "1.5"), "invalid type"),
             (&GOOD.replace("600", "0"), "input_length is 0"),
             (&GOOD.replace("600", "99999999999"), "it must be 1 to 16777216"),
-            (&GOOD.replace("600", "1025"), "2 hash_ids; 1025 tokens are 3 blocks of 512"),
-            (&GOOD.replace("600", "512"), "2 hash_ids; 512 tokens are 1 blocks"),
+            (&GOOD.replace("600", "1025"), "2 hash_ids; 1025 tokens need 3, one for each 512"),
+            (&GOOD.replace("600", "512"), "2 hash_ids; 512 tokens need 1,"),
             (&GOOD.replace("[1, 2]", "[1, -2]"), "invalid value"),
             ("[1, 2", "EOF"),
             ("\u{0}", "expected value"),
@@ -115,6 +125,11 @@ mod tests {
             assert_eq!(error.kind(), kvx_core::ErrorKind::Config);
             let error = error.to_string();
             assert!(error.contains("line 3: ") && error.contains(why), "{bad:?}: {error}");
+            assert_eq!(
+                error.matches("line ").count(),
+                1 + usize::from(error.contains("a line is")),
+                "{error}"
+            );
         }
     }
 

@@ -1,0 +1,49 @@
+//! Help that lists what there is.
+
+use kvx_core::layout::{ModelGeometry, NamedLayout};
+
+/// Names in a line.
+const IN_A_LINE: usize = 4;
+
+/// What `--model` takes.
+#[must_use]
+pub(crate) fn model() -> String {
+    let names = lines(ModelGeometry::PRESETS, "  ");
+    format!("A preset's name, or the path of a Hugging Face config.json. Presets:\n{names}")
+}
+
+/// What `--producer` and `--consumer` take, after the sentence `what`.
+#[must_use]
+pub(crate) fn shape(what: &str) -> String {
+    let layouts: Vec<&str> = NamedLayout::ALL.iter().map(|layout| layout.as_str()).collect();
+    let layouts = lines(&layouts, "             ");
+    format!(
+        "{what}
+
+Any of these, as key=value, separated by commas:
+  tp, pp, dp tensor parallel ranks, pipeline stages, data parallel replicas
+  block      tokens per block
+  kernel     tokens per block of the attention kernel, where that is smaller
+  blocks     blocks in the pool
+  layout     nhd and hnd (FlashAttention's), or one of
+{layouts}
+  regions    tensor, layer or single: what is a region of its own
+  groups     shared or window: whether layers with a window have a block table of their own
+  conv       channels or taps: what is side by side in a convolution state
+  dtype      element type, where it is not the model's"
+    )
+}
+
+/// What `--backend` takes.
+pub(crate) const BACKEND: &str = "\
+Backend to use, with its options, for example mock,preset=efa [default: the best there is]
+
+kvx backends lists those that are built in. Options of the mock:
+  preset=rc|efa|ucx-tcp  which fabric it behaves like
+  seed=N                 seed of the order in which it does things [default: --seed]";
+
+fn lines(names: &[&str], indent: &str) -> String {
+    let lines: Vec<String> =
+        names.chunks(IN_A_LINE).map(|names| format!("{indent}{}", names.join(", "))).collect();
+    lines.join(",\n")
+}
