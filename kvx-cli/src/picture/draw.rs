@@ -70,15 +70,16 @@ pub(super) fn document(scene: &Scene<'_>) -> Document {
         .add(ribbons(scene, &left, &right))
         .add(strip(&scene.producer, &left, Side::Left, layers(scene)))
         .add(strip(&scene.consumer, &right, Side::Right, layers(scene)))
-        .add(more(scene, right.bottom()))
+        .add(more(STRIPS[0], left.bottom(), scene.source_cut))
+        .add(more(STRIPS[1], right.bottom(), scene.cut))
         .add(foot(scene, bottom + 34.0))
 }
 
-/// The mark under a consumer's block that goes on beyond what is drawn.
-fn more(scene: &Scene<'_>, bottom: f64) -> Group {
-    let mark = text("small", STRIPS[1] + STRIP_WIDTH / 2.0, bottom + 13.0, "⋮ the block goes on");
+/// The mark under a strip whose last block goes on beyond what is drawn.
+fn more(x: f64, bottom: f64, cut: bool) -> Group {
+    let mark = text("small", x + STRIP_WIDTH / 2.0, bottom + 13.0, "⋮ the block goes on");
     let group = Group::new();
-    if scene.cut { group.add(mark.set("text-anchor", "middle")) } else { group }
+    if cut { group.add(mark.set("text-anchor", "middle")) } else { group }
 }
 
 /// Points per byte: such that the longer strip has the height that it should, and cells are neither huge nor invisible.

@@ -51,6 +51,8 @@ struct Scene<'a> {
     cost: Cost,
     /// Not all cells of the consumer's block are drawn.
     cut: bool,
+    /// Nor are the last cells of the producer's.
+    source_cut: bool,
 }
 
 /// Draws the first pair of `planned` and writes the picture to `path`.
@@ -113,10 +115,24 @@ impl<'a> Scene<'a> {
         }
         let cut = consumer.len() < whole;
         let producer = cells::cells(from, &keys, &pair.pair, &from_table, tokens);
+        let last = producer.last().cloned();
         let producer = leave_out(producer, &runs);
+        let source_cut = producer.last() != last.as_ref();
         let strip = Strip::new(&producer, 0.0, 1.0);
         runs.retain(|run| !strip.drawn(run.remote_region, run.remote_offset, run.bytes).is_empty());
-        Ok(Self { report, planned, pair, tokens, keys, producer, consumer, runs, cost, cut })
+        Ok(Self {
+            report,
+            planned,
+            pair,
+            tokens,
+            keys,
+            producer,
+            consumer,
+            runs,
+            cost,
+            cut,
+            source_cut,
+        })
     }
 
     const fn from(&self) -> &'a RankLayout {
