@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use kvx_core::layout::{Dtype, ModelGeometry};
+use kvx_core::wire::printable;
 use kvx_core::{Error, Result};
 
 /// Most bytes of a `config.json`.
@@ -28,7 +29,7 @@ pub(crate) fn load(model: &str, dtype: Option<Dtype>) -> Result<ModelGeometry> {
         match name {
             // A checkpoint's directory has the model's name.
             Some(name) if path.file_name().is_some_and(|file| file == "config.json") => {
-                geometry.with_name(name)
+                geometry.with_name(printable(&name))
             }
             _ => geometry,
         }

@@ -26,6 +26,10 @@ use replay::{Options, Replay, Totals};
 use report::Report;
 use scale::{Budget, Load, Pools, Scale};
 
+/// How much faster than its timestamps a trace may be replayed.
+const SPEEDS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+/// Most requests of one run.
+const MAX_REQUESTS: u32 = 1_000_000;
 /// Most wrong elements that are told apart.
 const MAX_TOLD: usize = 8;
 /// Longest prompt of a generated trace, in tokens.
@@ -40,8 +44,11 @@ const DECODING: u32 = 16;
 /// Those of the options, the trace, the shapes, the fabric; and when the result cannot be written.
 pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
     let begun = Instant::now();
-    if args.speed.is_some_and(|speed| !(speed > 0.0 && speed.is_finite())) {
-        return Err(Error::config("--speed", "must be a number above 0").into());
+    if args.speed.is_some_and(|speed| !SPEEDS.contains(&speed)) {
+        return Err(Error::config("--speed", "must be from 0.000001 to 1000000").into());
+    }
+    if args.requests > MAX_REQUESTS {
+        return Err(Error::config("--requests", format!("at most {MAX_REQUESTS}")).into());
     }
     let engines = args.engines.read()?;
     let trace = load(args)?;

@@ -53,6 +53,9 @@ pub fn parse(mut lines: impl BufRead, limit: usize) -> Result<Vec<Entry>> {
         if text.is_empty() {
             continue;
         }
+        if !text.starts_with(b"{") {
+            return Err(refuse("expected a JSON object".into()));
+        }
         let entry: Entry = serde_json::from_slice(text).map_err(|error| {
             refuse(reason(&error)).with_remedy(
                 "a line is {\"timestamp\": ms, \"input_length\": n, \"output_length\": n, \"hash_ids\": [...]}",
@@ -117,8 +120,9 @@ mod tests {
             (&GOOD.replace("600", "1025"), "2 hash_ids; 1025 tokens need 3, one for each 512"),
             (&GOOD.replace("600", "512"), "2 hash_ids; 512 tokens need 1,"),
             (&GOOD.replace("[1, 2]", "[1, -2]"), "invalid value"),
-            ("[1, 2", "EOF"),
-            ("\u{0}", "expected value"),
+            ("{\"timestamp\": 5", "EOF"),
+            ("[0, 600, 5, [1, 2]]", "expected a JSON object"),
+            ("\u{0}", "expected a JSON object"),
         ] {
             let text = format!("{GOOD}\n\n{bad}\n{GOOD}\n");
             let error = parse(text.as_bytes(), 10).unwrap_err();

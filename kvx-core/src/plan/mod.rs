@@ -16,7 +16,8 @@
 //! has, the heads that it holds are moved, for these tokens:
 //!
 //! - of a layer with a sliding or chunked window, only tokens that the layer still needs
-//!   ([`Window::first_needed`](crate::layout::Window::first_needed));
+//!   ([`Window::first_needed`](crate::layout::Window::first_needed)). A side that declares no window keeps all of the layer's
+//!   tokens; the other side's window counts then. Two windows that differ are refused;
 //! - where both sides have kernel blocks of the same size, blocks are moved whole: the last block with the unused rest of it (when
 //!   the range ends with the request), a window's first block with the tokens before the window. Never a token before
 //!   `range.start`: the consumer may hold those already, in blocks that other requests share;

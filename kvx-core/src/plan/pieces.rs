@@ -90,7 +90,7 @@ impl Side {
         let entry = (table.ids().len() as u64).saturating_sub(1);
         let id = table.ids().last().copied();
         id.ok_or_else(|| self.refuse("the block table of a state group is empty", 0))
-            .and_then(|id| self.check_id(id, table.first() + entry))
+            .and_then(|id| self.check_id(id, table.first().saturating_add(entry)))
     }
 }
 

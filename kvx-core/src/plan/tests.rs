@@ -202,3 +202,22 @@ fn bad_block_tables_are_refused_by_name() {
     let done = plan.segments(&request, Mode::Read, &Limits::unlimited(), &mut list);
     assert!(done.unwrap_err().to_string().contains("no block table"));
 }
+
+#[test]
+fn a_table_at_the_end_of_all_numbers_is_read_without_overflow() {
+    use crate::layout::{CacheGroup, GroupKind};
+    let group = CacheGroup {
+        kind: GroupKind::State,
+        block_tokens: 1,
+        kernel_block_tokens: 1,
+        blocks: 4,
+        null_block: None,
+    };
+    let side = pieces::Side::new("consumer", 0, &group);
+    let mut out = Vec::new();
+    let table = BlockTable::starting_at(u64::MAX, &[1, 2]);
+    pieces::state((&side, &table), (&side, &table), 5, &(0..5), &mut out).unwrap();
+    assert_eq!((out[0].to_block, out[0].from_block), (2, 2));
+    let bad = BlockTable::starting_at(u64::MAX, &[1, 9]);
+    assert!(pieces::state((&side, &bad), (&side, &table), 5, &(0..5), &mut out).is_err());
+}

@@ -70,7 +70,8 @@ pub fn printable(text: &str) -> String {
             out.push_str("...");
             break;
         }
-        if char.is_control() {
+        // XML has no way to write the last two.
+        if char.is_control() || matches!(char, '\u{fffe}' | '\u{ffff}') {
             out.extend(char.escape_default());
         } else {
             out.push(char);
