@@ -34,9 +34,7 @@
 //!     }
 //! }
 //!
-//! # mod hidden { use super::Mine;
 //! kvx_tests::conformance!(Mine);
-//! # }
 //! ```
 //!
 //! Every clause is a test of its own for each setup and each [`Place`]: `tcp::two_processes::data.read.exact`, say. A clause
