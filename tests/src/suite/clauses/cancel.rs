@@ -165,7 +165,9 @@ fn others_unharmed(world: &World) -> Verdict {
         let mut victims = Vec::new();
         for index in 0..4 {
             let segments = [lane.segment(index * 64, index * 64, 40)];
-            let id = world.post(&pair.one, pair.at_one, Mode::Write, &segments, None)?;
+            let id = world.id();
+            let posted = pair.one.submit(id, pair.at_one, Mode::Write, &segments, None)?;
+            ensure!(posted, "there is no room for {} batches", index + 1);
             if index % 2 == 0 {
                 others.push(id);
             } else {

@@ -242,23 +242,25 @@ fn many_ranges(world: &World) -> Verdict {
 
 fn kept_in_flight(world: &World) -> Verdict {
     let pair = world.pair()?;
+    let limit = pair.one.capabilities()?.limits.max_segment_bytes;
     for round in 0..4 {
-        let lane = world.lane(&pair, 4096)?;
+        let lane = world.lane(&pair, 64 * 1024)?;
         let mode = modes(&lane)?[0];
-        let segments: Vec<_> = (0..4).map(|i| lane.segment(i * 1024, i * 1024, 900)).collect();
-        let batches = world.batches(&pair.one, &segments)?;
-        let id = world.post(&pair.one, pair.at_one, mode, &batches[0], None)?;
+        let bytes = limit.min(16 * 1024);
+        let segments: Vec<_> =
+            (0..4).map(|i| lane.segment(i * 16 * 1024, i * 16 * 1024, bytes)).collect();
+        let batch = world.batches(&pair.one, &segments)?.swap_remove(0);
+        let id = world.post(&pair.one, pair.at_one, mode, &batch, None)?;
         pair.one.deregister(lane.local.region)?;
-        // Until the transfer is seen to settle, its memory is in use.
+        // A fabric that moves only when it is polled has not moved; another may have come to the end by itself.
+        let moved_only_by_polls = world.pace().quiet.is_zero();
+        let dropped = format!("round {round}: the memory of a transfer in flight was let go of");
+        ensure!(!moved_only_by_polls || pair.one.held(lane.local.arena)? > 0, "{dropped}");
         world.wait(&[], "the transfer to settle", || {
             let held = pair.one.held(lane.local.arena)?;
             pair.one.poll(1)?;
             let settled = pair.one.settled(id).is_some();
-            // What settles within this very poll may be let go of within it, but was held before.
-            ensure!(
-                settled || held > 0,
-                "round {round}: the memory of a transfer in flight was let go of"
-            );
+            ensure!(settled || held > 0, "{dropped}");
             Ok(settled)
         })?;
     }

@@ -1,0 +1,187 @@
+//! Wrong bytes, wrong places.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use kvx_core::backend::{Event, Events, Outcome, Submit};
+use kvx_core::id::{PeerId, RemoteRegionId};
+use kvx_core::memory::KeyBlob;
+use kvx_core::transfer::{Mode, PostedSegment};
+use kvx_core::{Error, Result};
+
+use crate::tools::{Later, Queue, lock, settled};
+use crate::wrapper::{At, Post, Sabotage};
+
+/// Segments are changed before they are posted.
+pub(crate) struct Changed(pub(crate) fn(&At, &mut Vec<PostedSegment>));
+
+impl Sabotage for Changed {
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        let mut segments = post.segments.to_vec();
+        (self.0)(at, &mut segments);
+        Post { segments: &segments, ..post }.to(at)
+    }
+}
+
+pub(crate) fn last_byte_missing(_: &At, segments: &mut Vec<PostedSegment>) {
+    for segment in segments.iter_mut().filter(|segment| segment.bytes > 1) {
+        segment.bytes -= 1;
+    }
+}
+
+pub(crate) fn one_byte_too_many(_: &At, segments: &mut Vec<PostedSegment>) {
+    if let Some(last) = segments.last_mut() {
+        last.bytes += 1;
+    }
+}
+
+pub(crate) fn second_segment_off_by_one(_: &At, segments: &mut Vec<PostedSegment>) {
+    if let [_, second, ..] = &mut segments[..] {
+        second.remote_offset += 1;
+    }
+}
+
+pub(crate) fn segments_swapped(_: &At, segments: &mut Vec<PostedSegment>) {
+    if let [first, second, ..] = &mut segments[..] {
+        std::mem::swap(&mut first.local_offset, &mut second.local_offset);
+    }
+}
+
+pub(crate) fn offsets_aligned_down(_: &At, segments: &mut Vec<PostedSegment>) {
+    for segment in segments {
+        segment.local_offset &= !7;
+    }
+}
+
+pub(crate) fn limit_cut(at: &At, segments: &mut Vec<PostedSegment>) {
+    let limit = at.backend.capabilities().limits.max_segment_bytes;
+    for segment in segments.iter_mut().filter(|segment| segment.bytes == limit) {
+        segment.bytes -= 1;
+    }
+}
+
+pub(crate) fn full_batch_cut(at: &At, segments: &mut Vec<PostedSegment>) {
+    if segments.len() == at.backend.capabilities().limits.max_batch_segments as usize {
+        segments.pop();
+    }
+}
+
+pub(crate) fn wraps_at_a_mebibyte(_: &At, segments: &mut Vec<PostedSegment>) {
+    const MIB: u64 = 1 << 20;
+    let large: Vec<_> = segments.extract_if(.., |segment| segment.bytes > MIB).collect();
+    for segment in large {
+        for start in (0..segment.bytes).step_by(1 << 20) {
+            let (local_offset, bytes) =
+                (segment.local_offset + start, MIB.min(segment.bytes - start));
+            segments.push(PostedSegment { local_offset, bytes, ..segment });
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct ReadAsWrite;
+
+impl Sabotage for ReadAsWrite {
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        Post { mode: Mode::Write, ..post }.to(at)
+    }
+}
+
+/// Says that a transfer settled before it even begins.
+#[derive(Default)]
+pub(crate) struct SettledBeforeData {
+    later: Later,
+    queue: Queue,
+}
+
+impl Sabotage for SettledBeforeData {
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        self.later.hold(at, 3, post.held());
+        self.queue.push(at, settled(post.id, Outcome::Done));
+        Ok(Submit::Submitted)
+    }
+
+    fn poll(&self, at: &At, events: &mut Events) {
+        self.later.poll(at);
+        self.queue.give(at, events, |event| match event {
+            Event::Settled { .. } => Vec::new(),
+            other => vec![other],
+        });
+    }
+}
+
+/// Posts each batch after the one that came after it.
+#[derive(Default)]
+pub(crate) struct PostsReversed {
+    later: Later,
+}
+
+impl Sabotage for PostsReversed {
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        let held = self.later.take(|index| index == at.index);
+        if held.is_empty() {
+            self.later.hold(at, 4, post.held());
+            return Ok(Submit::Submitted);
+        }
+        let submitted = post.to(at)?;
+        for (_, held) in held {
+            self.later.hold(at, 1, held);
+        }
+        self.later.poll(at);
+        Ok(submitted)
+    }
+
+    fn poll(&self, at: &At, events: &mut Events) {
+        self.later.poll(at);
+        at.backend.poll(events);
+    }
+}
+
+/// Moves bytes of another peer's memory.
+#[derive(Default)]
+pub(crate) struct WrongPeer {
+    keys: Mutex<BTreeMap<(usize, PeerId), Vec<RemoteRegionId>>>,
+}
+
+impl Sabotage for WrongPeer {
+    fn import_key(&self, at: &At, peer: PeerId, blob: &KeyBlob) -> Result<RemoteRegionId> {
+        let key = at.backend.import_key(peer, blob)?;
+        lock(&self.keys).entry((at.index, peer)).or_default().push(key);
+        Ok(key)
+    }
+
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        let keys = lock(&self.keys);
+        let other = keys.iter().find(|((index, peer), _)| *index == at.index && *peer != post.peer);
+        let Some(((_, peer), others)) = other else { return post.to(at) };
+        let mut segments = post.segments.to_vec();
+        for segment in &mut segments {
+            segment.remote = others[0];
+        }
+        Post { peer: *peer, segments: &segments, ..post }.to(at)
+    }
+}
+
+/// Refuses peers whose limits are not its own.
+#[derive(Default)]
+pub(crate) struct UnequalLimitsRefused {
+    limits: Mutex<Vec<kvx_core::capability::Limits>>,
+}
+
+impl Sabotage for UnequalLimitsRefused {
+    fn opened(&self, at: &At) {
+        lock(&self.limits).push(at.backend.capabilities().limits);
+    }
+
+    fn accept(
+        &self,
+        at: &At,
+        offer: &kvx_core::handshake::HandshakeBytes,
+    ) -> Result<(PeerId, kvx_core::handshake::HandshakeBytes)> {
+        let limits = lock(&self.limits);
+        if limits.iter().any(|other| *other != limits[0]) {
+            return Err(Error::unsupported("accept", "the limits differ"));
+        }
+        at.backend.accept(offer)
+    }
+}
