@@ -267,8 +267,13 @@ fn room(world: &World) -> Verdict {
     for room in [1, 2, 3] {
         let mut ids = Vec::new();
         for _ in 0..4 {
-            ids.push(world.post(&pair.one, pair.at_one, mode, &[lane.segment(0, 0, 1)], None)?);
+            let id = world.id();
+            let posted = pair.one.submit(id, pair.at_one, mode, &[lane.segment(0, 0, 1)], None)?;
+            ensure!(posted, "there is no room for four batches");
+            ids.push(id);
         }
+        // Several events wait by the time that the side polls.
+        world.settle_down(&[&pair.other])?;
         world.wait(&[], "four transfers to settle", || {
             // The side itself checks that there are no more than it has room for.
             pair.one.poll(room)?;
