@@ -6,7 +6,7 @@ use kvx_core::backend::TransferBackend;
 use kvx_core::capability::Limits;
 use kvx_core::{Error, Result};
 use kvx_mock::{Fabric, Preset};
-use kvx_tests::suite::{Ground, Place, Setup, Stage, Subject};
+use kvx_tests::suite::{Fault, Ground, Place, Setup, Stage, Subject};
 
 struct Mock;
 
@@ -25,6 +25,10 @@ impl Subject for Mock {
             Place::OneProcess => Ok(()),
             _ => Err("the mock connects engines of one process".into()),
         }
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &[Fault::Kill, Fault::Stop, Fault::Resume]
     }
 
     fn stage(&self, ground: &Ground) -> Result<Box<dyn Stage>> {
@@ -57,6 +61,14 @@ impl Stage for Over {
             name => Preset::by_name(name)?,
         };
         Ok(self.fabric.backend(preset, side))
+    }
+
+    fn inflict(&self, fault: Fault, side: &str) -> Result<()> {
+        match fault {
+            Fault::Kill => self.fabric.kill(side),
+            Fault::Stop => self.fabric.stop(side),
+            Fault::Resume => self.fabric.resume(side),
+        }
     }
 }
 

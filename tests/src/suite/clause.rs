@@ -76,12 +76,6 @@ impl Clause {
         self.point
     }
 
-    /// What must be done to a side in its script.
-    #[must_use]
-    pub const fn inflicts(&self) -> &'static [Fault] {
-        self.faults
-    }
-
     /// The saboteurs that it finds out.
     #[must_use]
     pub const fn saboteurs(&self) -> &'static [&'static str] {

@@ -71,7 +71,7 @@ pub(crate) struct LeaksDescriptor;
 
 impl Sabotage for LeaksDescriptor {
     fn opened(&self, _: &At) {
-        std::mem::forget(std::fs::File::open("/dev/null").unwrap());
+        std::mem::forget(std::fs::File::open("/dev/null"));
     }
 }
 

@@ -13,60 +13,69 @@ use crate::tools::{Later, Queue, lock, settled};
 use crate::wrapper::{At, Post, Sabotage};
 
 /// Segments are changed before they are posted.
-pub(crate) struct Changed(pub(crate) fn(&At, &mut Vec<PostedSegment>));
+pub(crate) struct Changed(pub(crate) fn(&At, Vec<PostedSegment>) -> Vec<PostedSegment>);
 
 impl Sabotage for Changed {
     fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
-        let mut segments = post.segments.to_vec();
-        (self.0)(at, &mut segments);
+        let segments = (self.0)(at, post.segments.to_vec());
         Post { segments: &segments, ..post }.to(at)
     }
 }
 
-pub(crate) fn last_byte_missing(_: &At, segments: &mut Vec<PostedSegment>) {
+pub(crate) fn last_byte_missing(_: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
     for segment in segments.iter_mut().filter(|segment| segment.bytes > 1) {
         segment.bytes -= 1;
     }
+    segments
 }
 
-pub(crate) fn one_byte_too_many(_: &At, segments: &mut Vec<PostedSegment>) {
+pub(crate) fn one_byte_too_many(_: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
     if let Some(last) = segments.last_mut() {
         last.bytes += 1;
     }
+    segments
 }
 
-pub(crate) fn second_segment_off_by_one(_: &At, segments: &mut Vec<PostedSegment>) {
+pub(crate) fn second_segment_off_by_one(
+    _: &At,
+    mut segments: Vec<PostedSegment>,
+) -> Vec<PostedSegment> {
     if let [_, second, ..] = &mut segments[..] {
         second.remote_offset += 1;
     }
+    segments
 }
 
-pub(crate) fn segments_swapped(_: &At, segments: &mut Vec<PostedSegment>) {
+pub(crate) fn segments_swapped(_: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
     if let [first, second, ..] = &mut segments[..] {
         std::mem::swap(&mut first.local_offset, &mut second.local_offset);
     }
+    segments
 }
 
-pub(crate) fn offsets_aligned_down(_: &At, segments: &mut Vec<PostedSegment>) {
-    for segment in segments {
+pub(crate) fn offsets_aligned_down(_: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
+    for segment in &mut segments {
         segment.local_offset &= !7;
     }
+    segments
 }
 
-pub(crate) fn limit_cut(at: &At, segments: &mut Vec<PostedSegment>) {
+pub(crate) fn limit_cut(at: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
     let limit = at.backend.capabilities().limits.max_segment_bytes;
     for segment in segments.iter_mut().filter(|segment| segment.bytes == limit) {
         segment.bytes -= 1;
     }
+    segments
 }
 
-pub(crate) fn full_batch_cut(at: &At, segments: &mut Vec<PostedSegment>) {
+pub(crate) fn full_batch_cut(at: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
     if segments.len() == at.backend.capabilities().limits.max_batch_segments as usize {
         segments.pop();
     }
+    segments
 }
 
-pub(crate) fn wraps_at_a_mebibyte(_: &At, segments: &mut Vec<PostedSegment>) {
+pub(crate) fn wraps_at_a_mebibyte(_: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
     const MIB: u64 = 1 << 20;
     let large: Vec<_> = segments.extract_if(.., |segment| segment.bytes > MIB).collect();
     for segment in large {
@@ -76,6 +85,7 @@ pub(crate) fn wraps_at_a_mebibyte(_: &At, segments: &mut Vec<PostedSegment>) {
             segments.push(PostedSegment { local_offset, bytes, ..segment });
         }
     }
+    segments
 }
 
 #[derive(Default)]

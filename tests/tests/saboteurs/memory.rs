@@ -38,7 +38,7 @@ pub(crate) fn device_for_host(at: &At, region: &Region) -> Result<RegionId> {
 /// First and last byte of a region.
 fn range(region: &Region) -> (usize, usize) {
     let first = region.address().as_ptr().addr();
-    (first, first + usize::try_from(region.bytes()).unwrap() - 1)
+    (first, first + usize::try_from(region.bytes() - 1).unwrap_or(usize::MAX))
 }
 
 /// What each side has registered, by range.
