@@ -12,9 +12,18 @@ pub(crate) enum Command {
     Name,
     Capabilities,
     Incarnation,
-    Arena { bytes: u64, seed: u64 },
-    Register { arena: u64, offset: u64, bytes: u64 },
-    RegisterForeign { arena: u64 },
+    Arena {
+        bytes: u64,
+        seed: u64,
+    },
+    Register {
+        arena: u64,
+        offset: u64,
+        bytes: u64,
+    },
+    RegisterForeign {
+        arena: u64,
+    },
     Deregister(#[serde(with = "handle")] RegionId),
     KeyBlob(#[serde(with = "handle")] RegionId),
     ImportKey(#[serde(with = "handle")] PeerId, Vec<u8>),
@@ -25,16 +34,29 @@ pub(crate) enum Command {
     Finish(Vec<u8>),
     Connect(#[serde(with = "handle")] PeerId),
     Submit(Post),
-    Poll { room: u32 },
+    Poll {
+        room: u32,
+    },
     Cancel(u64),
     Sever(#[serde(with = "handle")] PeerId),
     Revoke(#[serde(with = "handle")] PeerId),
     PeerInfo(#[serde(with = "handle")] PeerId),
     Close,
     Drop,
-    Read { arena: u64, offset: u64, bytes: u64 },
-    Write { arena: u64, offset: u64, bytes: Vec<u8> },
-    Held { arena: u64 },
+    Read {
+        arena: u64,
+        offset: u64,
+        bytes: u64,
+    },
+    Write {
+        arena: u64,
+        offset: u64,
+        #[serde(with = "binary")]
+        bytes: Vec<u8>,
+    },
+    Held {
+        arena: u64,
+    },
 }
 
 /// A batch to post.
@@ -80,7 +102,7 @@ pub(crate) enum Answer {
     Nothing,
     Number(u64),
     Text(String),
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "binary")] Vec<u8>),
     Region(#[serde(with = "handle")] RegionId),
     Remote(#[serde(with = "handle")] RemoteRegionId),
     Peer(#[serde(with = "handle")] PeerId),
@@ -229,6 +251,40 @@ mod handle {
     ) -> Result<H, D::Error> {
         let (slot, generation) = Deserialize::deserialize(from)?;
         Ok(H::make(slot, generation))
+    }
+}
+
+/// Bytes as such, not as a list of numbers: memories are compared whole.
+mod binary {
+    use std::fmt;
+
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(of: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(of)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        from.deserialize_byte_buf(Bytes)
+    }
+
+    struct Bytes;
+
+    impl Visitor<'_> for Bytes {
+        type Value = Vec<u8>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("bytes")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+            Ok(bytes.to_vec())
+        }
+
+        fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Vec<u8>, E> {
+            Ok(bytes)
+        }
     }
 }
 

@@ -35,8 +35,6 @@ struct Hello {
 pub(crate) struct Child {
     process: Mutex<Process>,
     stream: Mutex<UnixStream>,
-    /// Kept as long as the process is.
-    _namespace: Option<Namespace>,
 }
 
 impl Child {
@@ -45,14 +43,14 @@ impl Child {
         ground: &Ground,
         side: &str,
         patience: Duration,
-        namespace: Option<Namespace>,
+        namespace: Option<&Namespace>,
     ) -> Verdict<Self> {
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             Breach::new(format!("the kit cannot start {side}'s process: {what}: {error}"))
         };
         let (mine, theirs) = UnixStream::pair().map_err(|error| failed("socket", &error))?;
         let own = std::env::current_exe().map_err(|error| failed("own program", &error))?;
-        let mut program = match &namespace {
+        let mut program = match namespace {
             None => Program::new(own),
             Some(namespace) => namespace.program(&own),
         };
@@ -62,8 +60,7 @@ impl Child {
         let limit = patience * 2 + kvx_core::backend::SEVER_BOUND + Duration::from_secs(5);
         mine.set_read_timeout(Some(limit)).map_err(|error| failed("socket", &error))?;
         mine.set_write_timeout(Some(limit)).map_err(|error| failed("socket", &error))?;
-        let child =
-            Self { process: Mutex::new(process), stream: Mutex::new(mine), _namespace: namespace };
+        let child = Self { process: Mutex::new(process), stream: Mutex::new(mine) };
         let hello = Hello { ground: ground.clone(), side: side.to_owned(), patience };
         match child.ask::<_, Answer>(side, "open", &hello)? {
             Ok(_) => Ok(child),

@@ -189,6 +189,13 @@ impl Setup {
         self
     }
 
+    /// Gives what must not happen this long to happen.
+    #[must_use]
+    pub const fn with_quiet(mut self, quiet: Duration) -> Self {
+        self.pace.quiet = quiet;
+        self
+    }
+
     /// Runs every clause with this many seeds.
     #[must_use]
     pub const fn with_seeds(mut self, seeds: u32) -> Self {

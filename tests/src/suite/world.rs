@@ -1,6 +1,6 @@
 //! What a script has in hand: sides that can be opened, met, waited for and harmed.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,10 @@ pub(crate) struct World {
     watch: Arc<Watch>,
     dice: Dice,
     ids: Cell<u64>,
-    /// Made before the first side, so that this process's side knows its own address.
-    namespace: Cell<Option<Namespace>>,
+    /// Kept until the end, because this process's address is that of the first. That one is made before any side is opened,
+    /// and not in use yet.
+    namespaces: RefCell<Vec<Namespace>>,
+    fresh: Cell<bool>,
 }
 
 /// How many events a poll has room for, unless the script says otherwise.
@@ -51,8 +53,9 @@ impl World {
             .stage(&ground)
             .map_err(|error| Breach::new(format!("no stage to be had: {error}")))?;
         let dice = Dice::new(ground.seed);
-        let (ids, namespace) = (Cell::new(1), Cell::new(namespace));
-        Ok(Self { stage, ground, pace, watch, dice, ids, namespace })
+        let namespaces = RefCell::new(namespace.into_iter().collect());
+        let (ids, fresh) = (Cell::new(1), Cell::new(true));
+        Ok(Self { stage, ground, pace, watch, dice, ids, namespaces, fresh })
     }
 
     pub(crate) const fn dice(&self) -> &Dice {
@@ -80,15 +83,18 @@ impl World {
 
     /// Opens a side where peers are.
     pub(crate) fn open(&self, name: &str) -> Verdict<Side> {
+        let mut namespaces = self.namespaces.borrow_mut();
         let namespace = match self.ground.place {
             Place::OneProcess => return self.open_here(name),
             Place::TwoProcesses => None,
-            Place::TwoNamespaces => Some(match self.namespace.take() {
-                Some(first) => first,
-                None => Namespace::new().map_err(Breach::new)?,
-            }),
+            Place::TwoNamespaces => {
+                if !self.fresh.replace(false) {
+                    namespaces.push(Namespace::new().map_err(Breach::new)?);
+                }
+                namespaces.last()
+            }
         };
-        let address = namespace.as_ref().map(|namespace| namespace.there);
+        let address = namespace.map(|namespace| namespace.there);
         let ground = Ground { address, ..self.ground.clone() };
         let child = Child::start(&ground, name, self.pace.patience, namespace)?;
         Ok(Side::new(name, Link::There(child), Arc::clone(&self.watch)))

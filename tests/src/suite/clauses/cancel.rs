@@ -4,6 +4,7 @@ use kvx_core::ErrorKind;
 use kvx_core::transfer::Mode;
 
 use super::Group;
+use super::sever::is_quiet;
 use crate::suite::clause::{
     Clause, Point, Verdict, ensure, notes, refused, several_in_flight, writes,
 };
@@ -25,7 +26,8 @@ pub(crate) const GROUP: Group = Group {
         Clause::new(
             "cancel.quiet",
             Point::Cancelled,
-            "Once a cancelled transfer settled, not one more byte of it is moved.",
+            "Once a cancelled transfer settled, this side's memory is quiet: a read writes it no more, and what is put there \
+             afterwards is not sent.",
             &["cancelled_then_written"],
             quiet,
         )
@@ -56,17 +58,18 @@ pub(crate) const GROUP: Group = Group {
     ],
 };
 
-/// Posts a write, cancels it, and brings it to its end. What it was, and how it ended.
+/// Posts a transfer, cancels it, and brings it to its end. What it was, and how it ended.
 fn cancelled(
     world: &World,
     lane: &mut crate::suite::lane::Lane,
+    mode: Mode,
     notify: Option<&[u8]>,
 ) -> Verdict<(Vec<kvx_core::transfer::PostedSegment>, End)> {
     let pair = lane.pair.clone();
     lane.local.refill(world.dice().next())?;
     let segments: Vec<_> = (0..8).map(|i| lane.segment(i * 256, i * 256, 250)).collect();
     let batch = world.batches(&pair.one, &segments)?.swap_remove(0);
-    let id = world.post(&pair.one, pair.at_one, Mode::Write, &batch, notify)?;
+    let id = world.post(&pair.one, pair.at_one, mode, &batch, notify)?;
     for _ in 0..world.dice().below(3) {
         pair.one.poll(8)?;
     }
@@ -86,7 +89,7 @@ fn settles(world: &World) -> Verdict {
     let mut lane = world.lane(&pair, 2048)?;
     for round in 0..20 {
         lane.remote.refill(world.dice().next())?;
-        let (batch, end) = cancelled(world, &mut lane, None)?;
+        let (batch, end) = cancelled(world, &mut lane, Mode::Write, None)?;
         match end {
             End::Done => {
                 lane.apply(Mode::Write, &batch);
@@ -107,13 +110,10 @@ fn settles(world: &World) -> Verdict {
 fn quiet(world: &World) -> Verdict {
     let pair = world.pair()?;
     let mut lane = world.lane(&pair, 2048)?;
+    let modes = super::shapes::modes(&lane)?;
     for round in 0..10 {
-        cancelled(world, &mut lane, None)?;
-        // The memory is this script's again: what it writes now must stay.
-        lane.remote.refill(world.dice().next())?;
-        lane.local.refill(world.dice().next())?;
-        world.settle_down(&[&pair.one, &pair.other])?;
-        lane.check(&format!("round {round}, some time after a cancelled transfer settled"))?;
+        cancelled(world, &mut lane, modes[round % modes.len()], None)?;
+        is_quiet(world, &mut lane, "some time after a cancelled transfer settled")?;
     }
     Ok(())
 }
@@ -125,7 +125,7 @@ fn not_notified(world: &World) -> Verdict {
         lane.remote.refill(world.dice().next())?;
         let heard = pair.other.notes().len();
         let note = world.note(&pair.one.capabilities()?, round);
-        let (batch, end) = cancelled(world, &mut lane, Some(&note))?;
+        let (batch, end) = cancelled(world, &mut lane, Mode::Write, Some(&note))?;
         world.settle_down(&[&pair.one, &pair.other])?;
         let count = pair.other.notes().len() - heard;
         let whole = {

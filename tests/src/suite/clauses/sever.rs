@@ -33,7 +33,8 @@ pub(crate) const GROUP: Group = Group {
         Clause::new(
             "sever.quiet",
             Point::Severed,
-            "Once the transfers to a severed peer settled, not one more byte of them is moved.",
+            "Once the transfers to a severed peer settled, this side's memory is quiet: no read writes it any more, and what is put \
+             there afterwards is not sent.",
             &["severed_but_still_writing"],
             quiet,
         )
@@ -67,17 +68,43 @@ pub(crate) const GROUP: Group = Group {
 
 /// Posts writes, each to a place of its own, as many as there is room for, up to `most`.
 pub(super) fn volley(world: &World, lane: &Lane, most: u64) -> Verdict<Vec<u64>> {
+    volley_of(world, lane, Mode::Write, most)
+}
+
+/// As [`volley`], in either mode.
+pub(super) fn volley_of(world: &World, lane: &Lane, mode: Mode, most: u64) -> Verdict<Vec<u64>> {
     let pair = &lane.pair;
     let mut ids = Vec::new();
     for index in 0..most {
         let segments = [lane.segment(index * 48, index * 48, 40)];
         let id = world.id();
-        if !pair.one.submit(id, pair.at_one, Mode::Write, &segments, None)? {
+        if !pair.one.submit(id, pair.at_one, mode, &segments, None)? {
             break;
         }
         ids.push(id);
     }
     Ok(ids)
+}
+
+/// The initiator's memory is quiet, now that its transfers settled: what it is filled with stays, and is not sent.
+pub(super) fn is_quiet(world: &World, lane: &mut Lane, when: &str) -> Verdict {
+    lane.local.refill(world.dice().next())?;
+    world.settle_down(&[&lane.pair.one, &lane.pair.other])?;
+    is_unsent(lane, when)
+}
+
+/// The initiator's memory holds what it was filled with last, and nothing of that is in the peer's.
+pub(super) fn is_unsent(lane: &Lane, when: &str) -> Verdict {
+    lane.local.check(when)?;
+    let bytes = lane.local.bytes;
+    let (theirs, mine) = (lane.remote.read(0, bytes)?, lane.local.expected(0, bytes));
+    let sent = theirs.chunks(8).zip(mine.chunks(8)).position(|(theirs, mine)| theirs == mine);
+    ensure!(
+        sent.is_none(),
+        "{when}: what was put into this side's memory since was sent, at byte {}",
+        sent.unwrap_or_default() * 8
+    );
+    Ok(())
 }
 
 /// Polls a few times, so that faults come at different moments.
@@ -120,17 +147,13 @@ fn quiet(world: &World) -> Verdict {
     for round in 0..4 {
         let pair = world.meet(&one, &other)?;
         let mut lane = world.lane(&pair, 2048)?;
-        volley(world, &lane, 40)?;
+        let modes = super::shapes::modes(&lane)?;
+        volley_of(world, &lane, modes[round % modes.len()], 40)?;
         a_while(world, &pair)?;
         one.sever(pair.at_one)?;
         let left = || Ok(one.in_flight_to(pair.at_one).is_empty());
         world.wait_within(SEVER_BOUND, &[&one], "all transfers to settle", left)?;
-        lane.remote.refill(world.dice().next())?;
-        lane.local.refill(world.dice().next())?;
-        world.settle_down(&[&one, &other])?;
-        lane.check(&format!(
-            "round {round}, some time after all transfers to a severed peer settled"
-        ))?;
+        is_quiet(world, &mut lane, "some time after all transfers to a severed peer settled")?;
         if other.down(pair.at_other).is_none() {
             other.sever(pair.at_other)?;
             world.severed(&other, pair.at_other)?;

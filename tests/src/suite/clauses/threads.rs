@@ -57,7 +57,9 @@ struct Crowd {
     settled: Mutex<BTreeMap<u64, (u32, bool)>>,
     count: AtomicUsize,
     stop: AtomicBool,
-    deadline: Instant,
+    /// When the last transfer settled, or was posted.
+    last: Mutex<Instant>,
+    patience: Duration,
 }
 
 impl Crowd {
@@ -66,7 +68,10 @@ impl Crowd {
         let (id, segments) = (TransferId(index as u64), &self.segments[index..=index]);
         loop {
             match self.backend.submit(id, self.peer, Mode::Write, segments, None) {
-                Ok(Submit::Submitted) => return Ok(()),
+                Ok(Submit::Submitted) => {
+                    self.moved();
+                    return Ok(());
+                }
                 Ok(Submit::Full) => self.poll()?,
                 Err(error) => return Err(format!("a write failed: {error}")),
             }
@@ -84,12 +89,24 @@ impl Crowd {
                 entry.1 &= outcome.is_done();
                 drop(settled);
                 self.count.fetch_add(1, SeqCst);
+                self.moved();
             }
         }
-        if self.stop.load(SeqCst) || Instant::now() > self.deadline {
-            return Err("it took too long, or another thread failed".into());
-        }
+        self.check_time()?;
         std::thread::yield_now();
+        Ok(())
+    }
+
+    /// Something moves: it is worth waiting.
+    fn moved(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn check_time(&self) -> Result<(), String> {
+        let still = self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        if self.stop.load(SeqCst) || still > self.patience {
+            return Err(format!("nothing moves since {still:?}, or another thread failed"));
+        }
         Ok(())
     }
 
@@ -127,7 +144,7 @@ impl Crowd {
 }
 
 fn crowd(world: &World, lane: &crate::suite::lane::Lane, count: u64) -> Verdict<Crowd> {
-    let patience = world.pace().patience.max(Duration::from_secs(2));
+    let patience = world.pace().patience.max(Duration::from_secs(3));
     Ok(Crowd {
         backend: lane.pair.one.backend()?,
         peer: lane.pair.at_one,
@@ -135,7 +152,8 @@ fn crowd(world: &World, lane: &crate::suite::lane::Lane, count: u64) -> Verdict<
         settled: Mutex::default(),
         count: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
-        deadline: Instant::now() + patience,
+        last: Mutex::new(Instant::now()),
+        patience,
     })
 }
 
@@ -187,14 +205,12 @@ fn whoever_polls(world: &World) -> Verdict {
                     );
                     match post {
                         Ok(Submit::Submitted) => break,
-                        Ok(Submit::Full) if Instant::now() < crowd.deadline => {
-                            std::thread::yield_now()
-                        }
-                        Ok(Submit::Full) => return Err("the queue stays full".into()),
+                        Ok(Submit::Full) => crowd.check_time()?,
                         Err(error) => return Err(format!("a write failed: {error}")),
                     }
                 }
                 posted.fetch_add(1, SeqCst);
+                crowd.moved();
             }
             return Ok(());
         }
