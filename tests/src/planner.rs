@@ -42,7 +42,8 @@ pub struct Moved {
 ///
 /// # Errors
 ///
-/// What was found to be wrong; [`Fault::Scene`] where the request cannot be served and the planner refuses it, as it must.
+/// What was found to be wrong; [`Fault::Scene`] where the request cannot be served and the planner refuses it, as it must;
+/// [`Fault::Contradiction`] where the scene itself is impossible.
 pub fn check(scene: &Scene, trial: &Trial) -> Result<Moved, Fault> {
     let (producers, consumers) = (&scene.producer.ranks, &scene.consumer.ranks);
     let pairing = Pairing::new(producers, consumers, trial.rotation).map_err(Fault::Refused)?;

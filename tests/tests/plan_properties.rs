@@ -159,7 +159,8 @@ proptest! {
 
 fn served_or_refused(scene: &Scene) -> Result<(), Fault> {
     match planner::check(scene, &Trial::default()) {
-        Ok(_) | Err(Fault::Scene(_)) => Ok(()),
+        // A broken table of a producer whose groups share memory may name a block of another group's.
+        Ok(_) | Err(Fault::Scene(_) | Fault::Contradiction(_)) => Ok(()),
         Err(fault) => Err(fault),
     }
 }

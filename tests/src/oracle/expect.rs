@@ -184,7 +184,8 @@ impl<'a> Oracle<'a> {
     ///
     /// # Errors
     ///
-    /// [`Fault::Scene`] where the request cannot be served.
+    /// [`Fault::Scene`] where the request cannot be served; [`Fault::Contradiction`] where a producer would have to hold two
+    /// elements in one place.
     pub fn memory(&self) -> Result<Memory, Fault> {
         let scene = self.scene;
         let mut producers = Vec::new();
@@ -193,6 +194,7 @@ impl<'a> Oracle<'a> {
                 .enumerate()
                 .map(|(region, bytes)| noise(PRODUCER, producer, region, bytes))
                 .collect();
+            let mut held: PerByte<bool> = sizes(layout).map(|bytes| vec![false; bytes]).collect();
             for from in layout.tensors().iter().filter(|tensor| !tensor.local_only) {
                 let Some((to_layout, to)) = scene.consumer.any_tensor(from.key()) else { continue };
                 for unit in units(scene, (layout, from), (to_layout, to))? {
@@ -201,9 +203,14 @@ impl<'a> Oracle<'a> {
                         for dim in 0..from.dim.extent {
                             let value = tag(from.key(), head, unit.number, dim, salt);
                             let at = index(element(from, unit.from, head, dim));
-                            let bytes = index(from.dtype.bytes());
-                            regions[from.region as usize][at..at + bytes]
-                                .copy_from_slice(&value[..bytes]);
+                            for (at, value) in (at..at + index(from.dtype.bytes())).zip(value) {
+                                let place = &mut regions[from.region as usize][at];
+                                let held = &mut held[from.region as usize][at];
+                                if *held && *place != value {
+                                    return Err(contradiction(producer, layout, from.region, at));
+                                }
+                                (*place, *held) = (value, true);
+                            }
                         }
                     }
                 }
@@ -294,6 +301,13 @@ impl<'a> Oracle<'a> {
 /// Numbers in a scene are small.
 pub(super) fn rank_number(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX - 1)
+}
+
+fn contradiction(producer: usize, layout: &RankLayout, region: u32, offset: usize) -> Fault {
+    Fault::Contradiction(format!(
+        "producer {producer} region {region} offset {offset} would hold two elements of the request at once: {}",
+        describe(layout, region, offset as u64)
+    ))
 }
 
 fn canary(consumer: usize, layout: &RankLayout) -> PerByte<u8> {

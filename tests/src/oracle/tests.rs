@@ -197,6 +197,30 @@ fn a_request_that_cannot_be_served_is_found() {
     });
 }
 
+/// Two groups share memory and block 1 is in the tables of both, so it would hold layer 0 and layer 1 at once.
+#[test]
+fn a_producer_that_no_memory_could_be_is_found() {
+    let model = ModelGeometry::llama_like(2, 1, 1, Dtype::Fp8E4m3).unwrap();
+    let plain = EngineRecipe::plain(NamedLayout::FlashAttentionNhd, 2);
+    let grouped = EngineRecipe { group_layers: Some(1), alias_groups: true, ..plain.clone() };
+    let tables = |ids: [[u32; 2]; 2]| ids.map(Table::new).to_vec();
+    let scene = |second| Scene {
+        producer: Side {
+            ranks: grouped.ranks(&model, 8).unwrap(),
+            tables: tables([[3, 1], second]),
+        },
+        consumer: Side { ranks: plain.ranks(&model, 8).unwrap(), tables: tables([[0, 2]; 2]) },
+        tokens: 3,
+        range: 0..3,
+        layers: 0..9,
+    };
+    let memory = |scene: &Scene| Oracle::new(scene, &pairs(scene)).unwrap().memory();
+    memory(&scene([0, 2])).unwrap();
+    let fault = memory(&scene([1, 2])).unwrap_err();
+    assert!(matches!(fault, Fault::Contradiction(_)), "{fault}");
+    assert!(fault.to_string().contains("layer 1 K"), "{fault}");
+}
+
 #[test]
 fn a_wrong_pairing_is_found() {
     let scene = scene_of(&two_heads(), [2, 1]);
