@@ -24,26 +24,29 @@ pub fn cases() -> u32 {
     cases
 }
 
-/// The seed of this process: `KVX_SEED`, or a new one.
+/// The seed of this process: `KVX_SEED`, or proptest's own `PROPTEST_RNG_SEED`, or a new one.
 #[must_use]
 pub fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
-    *SEED.get_or_init(|| number("KVX_SEED").unwrap_or_else(|| RandomState::new().hash_one(0)))
+    *SEED.get_or_init(|| {
+        number("KVX_SEED").unwrap_or_else(|| match Config::default().rng_seed {
+            RngSeed::Fixed(seed) => seed,
+            RngSeed::Random => RandomState::new().hash_one(0),
+        })
+    })
 }
 
 /// Configuration for `proptest!`: [`cases`] cases from [`seed`], both printed to standard error so that a failure can be
 /// replayed. Failures are also kept beside the test's source, in a file whose name ends in `.proptest-regressions`, and
-/// tried first the next time.
+/// tried first the next time, unless `PROPTEST_DISABLE_FAILURE_PERSISTENCE` is set.
 #[must_use]
 pub fn config() -> Config {
     let (cases, seed) = (cases(), seed());
     eprintln!("replay with KVX_SEED={seed} KVX_CASES={cases}");
-    Config {
-        cases,
-        rng_seed: RngSeed::Fixed(seed),
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource(
-            "proptest-regressions",
-        ))),
-        ..Config::default()
+    let mut config = Config { cases, rng_seed: RngSeed::Fixed(seed), ..Config::default() };
+    if config.failure_persistence.is_some() {
+        let beside = FileFailurePersistence::WithSource("proptest-regressions");
+        config.failure_persistence = Some(Box::new(beside));
     }
+    config
 }
