@@ -102,7 +102,7 @@ fn choose_named(
 ) -> Result<Choice> {
     let Some(registration) = all.iter().find(|one| one.name == name).copied() else {
         return Err(Error::config("choose", format!("no backend is named {name:?}"))
-            .with_context("asked", reason)
+            .with_context("named_by", namer(reason))
             .with_context("registered", list(all.iter().map(|one| one.name)))
             .with_remedy("name a registered one, or build with the feature that brings it"));
     };
@@ -121,16 +121,26 @@ fn choose_named(
     }
 }
 
+/// Who named a backend.
+const fn namer(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Environment => policy::NAME,
+        _ => "the program",
+    }
+}
+
 /// Why the backend that was named is not taken.
 fn refusal(
     name: &'static str,
-    asked: Reason,
+    named: Reason,
     verdict: Verdict,
     policy: &Policy,
     peer: Option<&[&str]>,
 ) -> Error {
     let error = |message: String| {
-        Error::unsupported("choose", message).with_backend(name).with_context("asked", asked)
+        Error::unsupported("choose", message)
+            .with_backend(name)
+            .with_context("named_by", namer(named))
     };
     match verdict {
         Verdict::Unavailable { reason, remedy } => {

@@ -98,6 +98,10 @@ fn a_name_that_cannot_be_had_is_an_error_and_nothing_else_is_taken() {
     let error = choose_among(&ALL, &named("nope"), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("registered=best, fast, shy, slow, twin"), "{error}");
+    assert!(error.to_string().contains("named_by=the program"), "{error}");
+    let policy = Policy { environment: Some("best".into()), ..Policy::default() };
+    let error = choose_among(&ALL, &policy, None).unwrap_err();
+    assert!(error.to_string().contains("named_by=KVX_BACKEND"), "{error}");
 
     let error = choose_among(&ALL, &named("fast"), Some(&["slow", "shy"])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -73,11 +73,11 @@ fn windows(
         .collect()
 }
 
-/// Full attention everywhere.
-pub(super) fn full(fields: &Fields<'_>) -> Result<Vec<LayerKind>> {
+/// Full attention, unless `layer_types` say otherwise: a `sliding_window` alone means nothing here.
+pub(super) fn llama(fields: &Fields<'_>) -> Result<Vec<LayerKind>> {
     let shape = shape(fields, None, None, None)?;
-    let count = fields.layers(None)?;
-    Ok(layers(&shape, (0..count).map(|_| Window::Full)))
+    let sliding = || fields.need("sliding_window").map(Window::Sliding);
+    Ok(layers(&shape, windows(fields, fields.layers(None)?, sliding, |_| false)?))
 }
 
 /// A sliding window in all layers, or in none.

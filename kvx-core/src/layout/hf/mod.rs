@@ -23,7 +23,7 @@ const FAMILIES: &[(&str, Read)] = &[
     ("gemma3", attention::gemma3),
     ("gemma3_text", attention::gemma3),
     ("gpt_oss", attention::gpt_oss),
-    ("llama", attention::full),
+    ("llama", attention::llama),
     ("llama4", attention::llama4),
     ("llama4_text", attention::llama4),
     ("mistral", attention::mistral),
@@ -51,7 +51,8 @@ impl ModelGeometry {
     /// # Errors
     ///
     /// [`ErrorKind::Config`](crate::ErrorKind::Config): the text is not JSON, `model_type` is missing or not a known one
-    /// (all known ones are listed), a field is missing or makes no sense (it is named, with its value).
+    /// (all known ones are listed), a field is missing or makes no sense (it is named, with its value), or `layer_types` has
+    /// another number of entries than there are layers.
     pub fn from_hf_config(json: &str) -> Result<Self> {
         let config: Value = serde_json::from_str(json).map_err(|source| {
             Error::config("config.json", format!("not JSON: {source}")).with_source(source)
@@ -66,7 +67,14 @@ impl ModelGeometry {
             )
             .with_remedy(format!("known are {}", known.join(", "))));
         };
-        let layers = read(&fields).map_err(|error| error.with_context("model_type", family))?;
+        let layers = read(&fields)
+            .and_then(|layers| {
+                // Whether or not the family asks for it: a list for another number of layers is another model's.
+                let count = u32::try_from(layers.len()).unwrap_or(u32::MAX);
+                fields.names("layer_types", count)?;
+                Ok(layers)
+            })
+            .map_err(|error| error.with_context("model_type", family))?;
         Self::new(family, layers)
     }
 }

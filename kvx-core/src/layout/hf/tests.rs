@@ -214,6 +214,29 @@ fn layer_types_come_before_any_pattern() {
     assert!(refusal(&number).contains("layer_types holds 1"));
 }
 
+/// Families that do not need the list refuse one of another length, too, rather than pass over what it says.
+#[test]
+fn layer_types_of_another_length_are_refused_by_every_family() {
+    for (name, config) in configs() {
+        let mut config: Value = serde_json::from_str(&config).unwrap();
+        let layers = ModelGeometry::preset(name).unwrap().num_layers();
+        let inside = config.get("text_config").is_some();
+        let text = if inside { &mut config["text_config"] } else { &mut config };
+        text["layer_types"] = vec!["full_attention"; layers as usize - 1].into();
+        let error = refusal(&config.to_string());
+        let says = format!("layer_types has {} entries for {layers} layers", layers - 1);
+        assert!(error.contains(&says) && error.contains("model_type="), "{name}: {error}");
+    }
+}
+
+#[test]
+fn llama_has_windows_where_layer_types_say_so() {
+    let kinds = r#", "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]"#;
+    assert_eq!(windows(&llama(kinds)), [Window::Sliding(64), Window::Full]);
+    let no_window = kinds.replace("\"sliding_window\": 64, ", "");
+    assert!(refusal(&llama(&no_window)).contains("sliding_window is missing"));
+}
+
 #[test]
 fn gemma_has_its_default_pattern() {
     let gemma = r#"{"model_type": "gemma3_text", "num_hidden_layers": 7}"#;
