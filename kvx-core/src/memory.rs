@@ -250,6 +250,19 @@ impl fmt::Debug for KeyBlob {
 ///
 /// Registering the same memory twice, or overlapping ranges, is allowed and gives independent handles.
 pub trait MemoryRegistry {
+    /// Zeroed memory of the kind that this backend moves fastest: memory that peers on the same host can map, huge pages,
+    /// memory near a device. It is registered like any other; on backends with no such kind it is
+    /// [`Region::host`]. It belongs to whoever holds the region, and stays when the backend is closed.
+    ///
+    /// # Errors
+    ///
+    /// - [`ErrorKind::Misuse`](crate::ErrorKind::Misuse): no bytes.
+    /// - [`ErrorKind::Resources`](crate::ErrorKind::Resources): the memory cannot be had; the error names the limit and the
+    ///   remedy.
+    fn allocate(&self, bytes: u64) -> Result<Region> {
+        Region::host(bytes)
+    }
+
     /// Registers a region. The backend keeps a clone of it until it is deregistered and quiescent.
     ///
     /// # Errors

@@ -118,6 +118,17 @@ impl fmt::Debug for RegionSet {
 }
 
 impl Port {
+    /// Zeroed memory that the backend moves fastest. It is not registered yet.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemoryRegistry::allocate`](crate::memory::MemoryRegistry::allocate), and
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) when the port was closed.
+    pub fn allocate(&self, bytes: u64) -> Result<Region> {
+        self.inner.lock().open("port.allocate")?;
+        self.inner.backend.allocate(bytes)
+    }
+
     /// Registers a region. The port keeps a clone of it until it is deregistered.
     ///
     /// # Errors

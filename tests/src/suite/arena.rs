@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use kvx_core::Result;
-use kvx_core::memory::{Backing, HostMemory, MemoryKind, Region};
+use kvx_core::memory::{Backing, MemoryKind, Region};
 
 /// Memory of which ranges can be registered. It outlives all of them, so a backend that uses memory after it let go of it
 /// is found out, not crashed.
@@ -17,20 +17,26 @@ pub(crate) struct Arena {
 
 #[derive(Debug)]
 struct Shared {
-    memory: HostMemory,
+    memory: Region,
     /// Ranges that somebody still holds.
     held: AtomicU64,
 }
 
 impl Arena {
-    /// `bytes` bytes, each as `fill` says for its index.
-    pub(crate) fn new(bytes: u64, fill: impl Fn(u64) -> u8) -> Result<Self> {
-        let shared =
-            Arc::new(Shared { memory: HostMemory::zeroed(bytes)?, held: AtomicU64::new(0) });
+    /// An arena of this host memory, as it is.
+    pub(crate) fn new(memory: Region) -> Result<Self> {
+        let bytes = memory.bytes();
+        let shared = Arc::new(Shared { memory, held: AtomicU64::new(0) });
         let whole = Region::new(Range::new(&shared, 0, bytes, MemoryKind::Host))?;
-        let content: Vec<u8> = (0..bytes).map(fill).collect();
-        whole.write_at(0, &content)?;
         Ok(Self { shared, whole })
+    }
+
+    /// An arena of this host memory, each byte as `fill` says for its index.
+    pub(crate) fn filled(memory: Region, fill: impl Fn(u64) -> u8) -> Result<Self> {
+        let arena = Self::new(memory)?;
+        let content: Vec<u8> = (0..arena.whole.bytes()).map(fill).collect();
+        arena.write(0, &content)?;
+        Ok(arena)
     }
 
     /// A range of it, to register. Inside the arena, or an error.
@@ -120,7 +126,8 @@ mod tests {
 
     #[test]
     fn ranges_are_counted_and_checked() {
-        let arena = Arena::new(100, |at| u8::try_from(at).unwrap()).unwrap();
+        let memory = Region::host(100).unwrap();
+        let arena = Arena::filled(memory, |at| u8::try_from(at).unwrap()).unwrap();
         let range = arena.range(10, 20).unwrap();
         let clone = range.clone();
         assert_eq!(arena.held(), 1);

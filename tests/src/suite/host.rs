@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvx_core::backend::{Event, Events, Outcome, SEVER_BOUND, Submit, TransferBackend};
 use kvx_core::handshake::HandshakeBytes;
 use kvx_core::id::TransferId;
-use kvx_core::memory::KeyBlob;
+use kvx_core::memory::{KeyBlob, Region};
 use kvx_core::transfer::PostedSegment;
 use kvx_core::{Error, ErrorKind, Result};
 
@@ -22,11 +22,17 @@ pub(crate) struct Host {
     backend: Mutex<Option<Arc<dyn TransferBackend>>>,
     arenas: Mutex<Vec<Arena>>,
     patience: Duration,
+    /// Arenas are of memory that the backend allocates.
+    allocates: bool,
 }
 
 impl Host {
-    pub(crate) fn new(backend: Arc<dyn TransferBackend>, patience: Duration) -> Self {
-        Self { backend: Mutex::new(Some(backend)), arenas: Mutex::default(), patience }
+    pub(crate) fn new(
+        backend: Arc<dyn TransferBackend>,
+        patience: Duration,
+        allocates: bool,
+    ) -> Self {
+        Self { backend: Mutex::new(Some(backend)), arenas: Mutex::default(), patience, allocates }
     }
 
     /// The backend, for scripts that call it from several threads.
@@ -95,15 +101,28 @@ impl Host {
         })
     }
 
-    /// The commands for which no backend is needed.
+    fn keep(&self, arena: Arena) -> Answer {
+        let mut arenas = self.arenas();
+        arenas.push(arena);
+        Answer::Number(arenas.len() as u64 - 1)
+    }
+
+    fn memory(&self, bytes: u64) -> Result<Region> {
+        if self.allocates { self.backend()?.allocate(bytes) } else { Region::host(bytes) }
+    }
+
+    /// The commands that can be carried out without the backend.
     fn on_memory(&self, command: &Command) -> Option<Result<Answer>> {
         Some(match command {
             Command::Arena { bytes, seed } => {
-                Arena::new(*bytes, |at| pattern(*seed, at)).map(|arena| {
-                    let mut arenas = self.arenas();
-                    arenas.push(arena);
-                    Answer::Number(arenas.len() as u64 - 1)
-                })
+                let memory = self.memory(*bytes);
+                memory
+                    .and_then(|memory| Arena::filled(memory, |at| pattern(*seed, at)))
+                    .map(|arena| self.keep(arena))
+            }
+            Command::Allocate { bytes } => {
+                let memory = self.backend().and_then(|backend| backend.allocate(*bytes));
+                memory.and_then(Arena::new).map(|arena| self.keep(arena))
             }
             Command::Read { arena, offset, bytes } => {
                 self.with_arena(*arena, |arena| arena.read(*offset, *bytes)).map(Answer::Bytes)

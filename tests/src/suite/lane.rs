@@ -30,6 +30,20 @@ impl Memory {
         Ok(Self { side: side.clone(), arena, region, bytes, expected })
     }
 
+    /// A region of memory that the backend allocates, which must be zeroed, and as large as was asked.
+    pub(crate) fn allocated(side: &Side, bytes: u64, seed: u64) -> Verdict<Self> {
+        let all = bytes + 2 * GUARD;
+        let arena = side.allocate(all)?;
+        let found = side.read(arena, 0, all)?;
+        if let Some(at) = found.iter().position(|byte| *byte != 0) {
+            return Err(Breach::new(format!("byte {at} of memory just allocated is not 0")));
+        }
+        let expected: Vec<u8> = (0..all).map(|at| pattern(seed, at)).collect();
+        side.write(arena, 0, &expected)?;
+        let region = side.register(arena, GUARD, bytes)?;
+        Ok(Self { side: side.clone(), arena, region, bytes, expected })
+    }
+
     fn range(&self, offset: u64, bytes: u64) -> std::ops::Range<usize> {
         let at = |position: u64| usize::try_from(GUARD + position).unwrap_or(usize::MAX);
         at(offset)..at(offset + bytes)

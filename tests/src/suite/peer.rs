@@ -133,7 +133,7 @@ fn serve(subject: &'static dyn Subject) -> std::io::Result<()> {
     let Hello { ground, side, patience } = receive(&mut stream)?;
     let opened = subject.stage(&ground).and_then(|stage| {
         let backend = stage.open(&side)?;
-        Ok((stage, Host::new(backend, patience)))
+        Ok((stage, Host::new(backend, patience, ground.allocated)))
     });
     let (_stage, host) = match opened {
         Ok(opened) => opened,

@@ -126,8 +126,7 @@ fn available(subject: &dyn Subject, place: Place) -> Result<(), Skip> {
 
 /// What both sides of a setup claim.
 fn claims(subject: &dyn Subject, setup: &Setup) -> Result<Claims, String> {
-    let ground =
-        Ground { setup: setup.name.clone(), place: Place::OneProcess, seed: 0, address: None };
+    let ground = Ground::new(setup, Place::OneProcess, 0);
     let open = |side| {
         let stage = subject.stage(&ground)?;
         stage.open(side).map(|backend| backend.capabilities().clone())
@@ -199,7 +198,7 @@ pub fn check(
     clause: &'static Clause,
     seed: u64,
 ) -> Result<(), String> {
-    let ground = Ground { setup: setup.name.clone(), place, seed, address: None };
+    let ground = Ground::new(setup, place, seed);
     attempt(subject, setup, ground, clause).map_err(|breach| {
         format!(
             "clause {} is broken: {breach}\n  it demands: {}\n  point of the contract: {}\n  \

@@ -105,6 +105,11 @@ impl Side {
         number(self.call("arena", Command::Arena { bytes, seed })?)
     }
 
+    /// An arena of memory that the backend allocates, left as it came.
+    pub(crate) fn allocate(&self, bytes: u64) -> Verdict<u64> {
+        number(self.call("allocate", Command::Allocate { bytes })?)
+    }
+
     pub(crate) fn read(&self, arena: u64, offset: u64, count: u64) -> Verdict<Vec<u8>> {
         bytes(self.call("read", Command::Read { arena, offset, bytes: count })?)
     }

@@ -83,6 +83,15 @@ pub struct Ground {
     pub seed: u64,
     /// The address at which this side can be reached, where the two are in different network namespaces.
     pub address: Option<IpAddr>,
+    /// Memory under test is what the backend [allocates](kvx_core::memory::MemoryRegistry::allocate).
+    pub allocated: bool,
+}
+
+impl Ground {
+    pub(crate) fn new(setup: &Setup, place: Place, seed: u64) -> Self {
+        let (setup, allocated) = (setup.name.clone(), setup.allocated);
+        Self { setup, place, seed, address: None, allocated }
+    }
 }
 
 /// Something that happens to a side.
@@ -139,6 +148,7 @@ pub struct Setup {
     pub(crate) name: String,
     pub(crate) seeds: u32,
     pub(crate) pace: Pace,
+    pub(crate) allocated: bool,
 }
 
 /// How long a run waits.
@@ -165,7 +175,7 @@ impl Setup {
             quiet_polls: 50,
             budget: Duration::from_secs(60),
         };
-        Self { name: name.into(), seeds: 1, pace }
+        Self { name: name.into(), seeds: 1, pace, allocated: false }
     }
 
     /// A setup of a fabric without a clock: it moves with each poll, so waits are counted in polls. One run per clause and
@@ -179,7 +189,7 @@ impl Setup {
             quiet_polls: 300,
             budget: Duration::from_secs(30),
         };
-        Self { name: name.into(), seeds: seeds.max(1), pace }
+        Self { name: name.into(), seeds: seeds.max(1), pace, allocated: false }
     }
 
     /// Waits this long for what must happen.
@@ -200,6 +210,14 @@ impl Setup {
     #[must_use]
     pub const fn with_seeds(mut self, seeds: u32) -> Self {
         self.seeds = if seeds == 0 { 1 } else { seeds };
+        self
+    }
+
+    /// Takes all memory under test from the backend's own
+    /// [`allocate`](kvx_core::memory::MemoryRegistry::allocate), instead of the heap.
+    #[must_use]
+    pub const fn with_allocated_memory(mut self) -> Self {
+        self.allocated = true;
         self
     }
 

@@ -77,7 +77,7 @@ impl World {
         let backend = self.stage.open(name);
         self.watch.leaves();
         let backend = backend.map_err(|error| Breach::refused(name, "open", error.into()))?;
-        let host = Host::new(backend, self.pace.patience);
+        let host = Host::new(backend, self.pace.patience, self.ground.allocated);
         Ok(Side::new(name, Link::Here(host), Arc::clone(&self.watch)))
     }
 
@@ -137,8 +137,11 @@ impl World {
 
     /// Memory at both ends of a pair, and the other's key at the one.
     pub(crate) fn lane(&self, pair: &Pair, bytes: u64) -> Verdict<Lane> {
-        let local = self.memory(&pair.one, bytes)?;
-        let remote = self.memory(&pair.other, bytes)?;
+        self.lane_between(pair, self.memory(&pair.one, bytes)?, self.memory(&pair.other, bytes)?)
+    }
+
+    /// The same over these memories.
+    pub(crate) fn lane_between(&self, pair: &Pair, local: Memory, remote: Memory) -> Verdict<Lane> {
         let blob = pair.other.key_blob(remote.region)?;
         let key = pair.one.import_key(pair.at_one, &blob)?;
         Ok(Lane { pair: pair.clone(), local, remote, key })

@@ -21,6 +21,49 @@ impl Sabotage for Registers {
     }
 }
 
+/// `allocate` is another.
+pub(crate) struct Allocates(pub(crate) fn(&At, u64) -> Result<Region>);
+
+impl Sabotage for Allocates {
+    fn allocate(&self, at: &At, bytes: u64) -> Result<Region> {
+        (self.0)(at, bytes)
+    }
+}
+
+pub(crate) fn dirty(at: &At, bytes: u64) -> Result<Region> {
+    let region = at.backend.allocate(bytes)?;
+    region.write_at(bytes - 1, &[1])?;
+    Ok(region)
+}
+
+pub(crate) fn too_little(at: &At, bytes: u64) -> Result<Region> {
+    at.backend.allocate(if bytes == 0 { 0 } else { bytes - 1 })
+}
+
+pub(crate) fn nothing_for_something(at: &At, bytes: u64) -> Result<Region> {
+    at.backend.allocate(bytes.max(1))
+}
+
+/// Every allocation of a size is the same memory.
+#[derive(Default)]
+pub(crate) struct AllocatesShared {
+    known: Mutex<BTreeMap<u64, Region>>,
+}
+
+impl Sabotage for AllocatesShared {
+    fn allocate(&self, at: &At, bytes: u64) -> Result<Region> {
+        let mut known = lock(&self.known);
+        if let Some(region) = known.get(&bytes) {
+            // Zeroed, as it must be.
+            region.write_at(0, &vec![0; usize::try_from(bytes).unwrap_or(0)])?;
+            return Ok(region.clone());
+        }
+        let region = at.backend.allocate(bytes)?;
+        known.insert(bytes, region.clone());
+        Ok(region)
+    }
+}
+
 pub(crate) fn small_refused(at: &At, region: &Region) -> Result<RegionId> {
     if region.bytes() < 64 {
         return Err(Error::new(ErrorKind::Resources, "register", "too small"));

@@ -80,6 +80,10 @@ saboteurs! {
         given_to_every_poller => ToEveryPoller::default(),
         meeting_loses_events => MeetingLosesEvents,
 
+        allocates_dirty_memory => memory::Allocates(memory::dirty),
+        allocates_too_little => memory::Allocates(memory::too_little),
+        allocates_what_it_shares => memory::AllocatesShared::default(),
+        allocates_nothing => memory::Allocates(memory::nothing_for_something),
         small_regions_refused => memory::Registers(memory::small_refused),
         device_memory_taken_for_host => memory::Registers(memory::device_for_host),
         registrations_shared => memory::Shared::default(),

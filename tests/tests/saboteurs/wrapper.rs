@@ -98,6 +98,10 @@ pub(crate) trait Sabotage: Send + Sync {
         at.backend.incarnation()
     }
 
+    fn allocate(&self, at: &At, bytes: u64) -> Result<Region> {
+        at.backend.allocate(bytes)
+    }
+
     fn register(&self, at: &At, region: &Region) -> Result<RegionId> {
         at.backend.register(region)
     }
@@ -231,6 +235,10 @@ impl fmt::Debug for Sabotaged {
 }
 
 impl MemoryRegistry for Sabotaged {
+    fn allocate(&self, bytes: u64) -> Result<Region> {
+        self.fault.allocate(&self.at, bytes)
+    }
+
     fn register(&self, region: &Region) -> Result<RegionId> {
         self.fault.register(&self.at, region)
     }

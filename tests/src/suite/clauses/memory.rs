@@ -9,7 +9,7 @@ use kvx_core::transfer::Mode;
 use super::Group;
 use super::shapes::modes;
 use crate::suite::clause::{Clause, Point, Verdict, ensure, no_cuda, refused, writes};
-use crate::suite::lane::{GUARD, Lane};
+use crate::suite::lane::{GUARD, Lane, Memory};
 use crate::suite::world::World;
 
 pub(crate) const GROUP: Group = Group {
@@ -68,6 +68,14 @@ pub(crate) const GROUP: Group = Group {
              failure 103: nixl#1392).",
             &["registering_slows_down"],
             many_ranges,
+        ),
+        Clause::new(
+            "memory.allocated",
+            Point::Memory,
+            "Memory that the backend allocates is zeroed, as large as was asked, and as good as any other: registered in parts, \
+             moved to and from memory of either origin, still there after the backend is gone. No bytes are refused.",
+            &["allocates_dirty_memory", "allocates_too_little", "allocates_what_it_shares", "allocates_nothing"],
+            allocated,
         ),
         Clause::new(
             "memory.kept_in_flight",
@@ -238,6 +246,31 @@ fn many_ranges(world: &World) -> Verdict {
         "the first hundred took {first:?}, the last {last:?}"
     );
     Ok(())
+}
+
+fn allocated(world: &World) -> Verdict {
+    const BYTES: u64 = 3000;
+    let pair = world.pair()?;
+    refused("an allocation of no bytes", pair.one.allocate(0), &[ErrorKind::Misuse])?;
+    let allocated = |side| Memory::allocated(side, BYTES, world.dice().next());
+    let mut lanes = Vec::new();
+    for (one, other) in [(true, true), (true, false), (false, true)] {
+        let memory = |own, side| if own { allocated(side) } else { world.memory(side, BYTES) };
+        let (local, remote) = (memory(one, &pair.one)?, memory(other, &pair.other)?);
+        lanes.push(world.lane_between(&pair, local, remote)?);
+    }
+    for lane in &mut lanes {
+        for mode in modes(lane)? {
+            let segments = [lane.segment(0, BYTES - 700, 700), lane.segment(900, 3, 41)];
+            world.transfer(lane, mode, &segments, None)?;
+        }
+    }
+    for lane in &lanes {
+        lane.check("after transfers between allocated memory and other")?;
+    }
+    pair.one.close()?;
+    pair.one.drop_backend()?;
+    lanes.iter().try_for_each(|lane| lane.local.check("after the backend was closed and dropped"))
 }
 
 fn kept_in_flight(world: &World) -> Verdict {
