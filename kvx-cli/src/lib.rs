@@ -5,6 +5,7 @@ mod args;
 mod backends;
 mod demo;
 mod engine;
+mod fabric;
 mod failure;
 mod help;
 mod model;

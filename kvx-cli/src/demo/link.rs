@@ -1,130 +1,19 @@
-//! Joins two engines: chooses and opens backends, lets ranks meet, plans every pair.
+//! Joins two engines: lets ranks meet, plans every pair.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use kvx_connector::{Choice, Policy, choose, open};
-use kvx_core::backend::TransferBackend;
-use kvx_core::config::BackendConfig;
+use kvx_core::Result;
 use kvx_core::layout::RankLayout;
 use kvx_core::plan::Pairing;
-use kvx_core::port::Port;
 use kvx_core::transfer::Mode;
-use kvx_core::{Error, ErrorKind, Result};
-use tokio::runtime::Runtime;
 
 use crate::engine::Replica;
 use crate::engine::rank::meet;
+use crate::fabric::Fabric;
 use crate::pairs::{self, PairPlan};
 
 /// Longest time for two ranks to connect.
 const CONNECT: Duration = Duration::from_secs(30);
-/// The backend that is there when no other is.
-const MOCK: &str = "mock";
-
-/// What opens backends.
-#[derive(Debug)]
-pub(crate) struct Fabric {
-    choice: Choice,
-    options: BackendConfig,
-    runtime: Runtime,
-    /// Nobody asked for the mock: there was nothing else.
-    pub(crate) fallback: bool,
-}
-
-impl Fabric {
-    /// Chooses a backend: `name` (with options: `name,option=value`), what the environment says, the best that there is, or
-    /// the mock.
-    pub(crate) fn choose(name: Option<&str>, seed: u64) -> Result<Self> {
-        let mut policy = Policy::from_env()?;
-        if let Some(text) = name {
-            let (name, options) = text.split_once(',').unwrap_or((text, ""));
-            policy = policy.with_name(Some(name.trim()));
-            if !options.is_empty() {
-                policy.options =
-                    options.parse().map_err(|e: Error| e.with_context("option", "--backend"))?;
-            }
-        }
-        refuse_unknown(&policy)?;
-        let (choice, fallback) = match choose(&policy, None) {
-            Err(error) if error.kind() == ErrorKind::Unsupported && policy_is_open(&policy) => {
-                let mock = policy.clone().with_name(Some(MOCK));
-                // Where there is no mock either, the first error says more.
-                (choose(&mock, None).map_err(|_| error)?, true)
-            }
-            other => (other?, false),
-        };
-        let mut options = policy.options;
-        if choice.registration.name == MOCK && options.text("seed").is_none() {
-            options = options.with("seed", seed.to_string());
-        }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(
-            |source| Error::new(ErrorKind::Resources, "demo", "no runtime").with_source(source),
-        )?;
-        Ok(Self { choice, options, runtime, fallback })
-    }
-
-    /// The backend's name.
-    pub(crate) fn name(&self) -> &'static str {
-        self.choice.registration.name
-    }
-
-    /// Which backend, and why, for people.
-    pub(crate) fn about(&self) -> String {
-        if self.fallback {
-            let others = self.choice.considered.iter().filter(|other| other.name != MOCK);
-            let others: Vec<&str> = others.map(|other| other.name).collect();
-            return if others.is_empty() {
-                "mock (in-process): no fabric backend is built in".to_owned()
-            } else {
-                format!(
-                    "mock (in-process): {} cannot be used here, see kvx backends",
-                    others.join(", ")
-                )
-            };
-        }
-        let process = if self.name() == MOCK { " (in-process)" } else { "" };
-        format!("{}{process}: {}", self.name(), self.choice.reason)
-    }
-
-    /// Opens a backend, and a port over it.
-    pub(crate) fn port(&self) -> Result<Port> {
-        let backend: Arc<dyn TransferBackend> =
-            self.runtime.block_on(open(&self.choice, &self.options))?;
-        Port::new(backend)
-    }
-
-    /// Closes ports, each within the bound that a port keeps.
-    pub(crate) fn close<'a>(&self, ports: impl Iterator<Item = &'a Port>) -> Result<()> {
-        for port in ports {
-            self.runtime.block_on(port.close())?;
-        }
-        Ok(())
-    }
-}
-
-/// Refuses a name that no backend built into this program has.
-fn refuse_unknown(policy: &Policy) -> Result<()> {
-    let (operation, name) = match (&policy.name, &policy.environment) {
-        (Some(name), _) => ("--backend", name),
-        (None, Some(name)) => ("KVX_BACKEND", name),
-        (None, None) => return Ok(()),
-    };
-    let known: Vec<&str> = kvx_connector::backends()?.iter().map(|one| one.name).collect();
-    if name.is_empty() {
-        return Err(Error::config(operation, "it names no backend")
-            .with_remedy(format!("name one of {}", known.join(", "))));
-    }
-    if known.contains(&name.as_str()) {
-        return Ok(());
-    }
-    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Err(Error::unsupported(operation, format!("backend {name} is not built in; built in: {known}")))
-}
-
-fn policy_is_open(policy: &Policy) -> bool {
-    policy.name.is_none() && policy.environment.is_none()
-}
 
 /// What two replicas have to do with each other: ranks are numbered within their replica.
 #[derive(Debug)]

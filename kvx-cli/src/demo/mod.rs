@@ -7,6 +7,7 @@ use kvx_core::{Error, Result};
 
 use crate::args::DemoArgs;
 use crate::engine::Replica;
+use crate::fabric::Fabric;
 use crate::failure::{self, Failure};
 use crate::output::Output;
 use crate::remarks;
@@ -21,7 +22,7 @@ mod report;
 mod scale;
 mod workers;
 
-use link::{Fabric, Link};
+use link::Link;
 use replay::{Options, Replay, Totals};
 use report::Report;
 use scale::{Budget, Load, Pools, Scale};
