@@ -141,7 +141,7 @@ pub(crate) struct DemoArgs {
     /// Cut prompts to this many tokens
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_tokens: Option<u64>,
-    /// Memory for both engines' pools, for example 2G [default: half of what is free, at most 4G]
+    /// Memory for both engines' pools and lists of segments, for example 2G [default: half of what is free, at most 4G]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// Size that the caches of all requests together should have: the model is scaled down to that

@@ -1,8 +1,10 @@
 //! `kvx plan`: what moving a request between two shapes of engine costs.
 
+use std::collections::BTreeMap;
+
 use kvx_core::capability::Limits;
 use kvx_core::layout::{GroupKind, NamedLayout, RankLayout};
-use kvx_core::plan::{Cost, Pairing, Request, SegmentList};
+use kvx_core::plan::{Cost, Pairing, Request, SegmentList, count_lengths};
 use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
 use serde::Serialize;
@@ -17,10 +19,12 @@ use crate::shape::Shape;
 use crate::size;
 use crate::tables::{self, Side, Tables};
 
-/// Most segments that are listed: more would take minutes and gigabytes.
+/// Most segments that are listed: the longest list takes 32 bytes for each.
 const MAX_SEGMENTS: u64 = 20_000_000;
-/// Tokens of the sample from which the number of segments is foretold.
-const SAMPLE: u64 = 2048;
+/// Most runs that are gone through: some seconds. Where most of them merge, there are fewer segments by far.
+const MAX_RUNS: u64 = 1 << 28;
+/// Most runs of the shorter request by which it is told how many of the runs merge.
+const MAX_SAMPLED: u64 = 1 << 20;
 /// Most rows of the table of pairs.
 const MAX_ROWS: usize = 40;
 /// Most segments of a plan for which a hint is worked out: it lists about as many again, twice.
@@ -164,24 +168,38 @@ impl Planned {
         Ok(Self { engines, producers, consumers, pairs, order })
     }
 
-    /// Lists the segments of one pair for a request of `tokens` tokens.
-    pub(crate) fn list(&self, pair: &PairPlan, tokens: u64, list: &mut SegmentList) -> Result<()> {
+    /// Calls `work` with what is asked of one pair for a request of `tokens` tokens.
+    fn ask<T>(&self, pair: &PairPlan, tokens: u64, work: impl FnOnce(&Request<'_>) -> T) -> T {
         let (from, to) = (&self.producers[pair.pair.producer], &self.consumers[pair.pair.consumer]);
         let from = Tables::new(from.groups(), tokens, self.order, Side::Producer);
         let to = Tables::new(to.groups(), tokens, self.order, Side::Consumer);
         let (from, to) = (from.as_tables(), to.as_tables());
-        let request = Request::whole(tokens, &from, &to);
-        pair.plan.segments(&request, self.engines.mode, &Limits::unlimited(), list)
+        work(&Request::whole(tokens, &from, &to))
+    }
+
+    /// Lists the segments of one pair for a request of `tokens` tokens.
+    pub(crate) fn list(&self, pair: &PairPlan, tokens: u64, list: &mut SegmentList) -> Result<()> {
+        self.ask(pair, tokens, |request| {
+            pair.plan.segments(request, self.engines.mode, &Limits::unlimited(), list)
+        })
+    }
+
+    /// Runs of all pairs for a request of `tokens` tokens, before any merge.
+    fn runs(&self, tokens: u64) -> Result<u64> {
+        self.pairs.iter().try_fold(0_u64, |all, pair| {
+            let runs = self.ask(pair, tokens, |request| pair.plan.runs(request))?;
+            Ok(all.saturating_add(runs))
+        })
     }
 
     pub(crate) fn report(&self, tokens: u64) -> Result<Report> {
         self.refuse_too_many(tokens)?;
         let mut list = SegmentList::new();
-        let mut runs = Vec::new();
+        let mut lengths = BTreeMap::new();
         let mut pairs = Vec::new();
         for pair in &self.pairs {
             self.list(pair, tokens, &mut list)?;
-            runs.extend(list.as_slice().iter().map(|segment| segment.bytes));
+            count_lengths(list.as_slice().iter().map(|segment| segment.bytes), &mut lengths);
             pairs.push(PairCost {
                 producer: pair.pair.producer,
                 consumer: pair.pair.consumer,
@@ -189,7 +207,7 @@ impl Planned {
             });
         }
         let plan_bytes = self.pairs.iter().map(|pair| pair.plan.memory_bytes() as u64).sum();
-        let total = Cost::of(runs);
+        let total = Cost::of_counts(&lengths);
         Ok(Report {
             model: self.engines.model.name().to_owned(),
             tokens,
@@ -244,27 +262,58 @@ impl Planned {
         .collect()
     }
 
-    /// Foretells the number of segments from a shorter request, and refuses what would take too long.
+    /// Refuses what would take too long or too much memory, before anything is listed.
     fn refuse_too_many(&self, tokens: u64) -> Result<()> {
-        if tokens <= SAMPLE {
+        let runs = self.runs(tokens)?;
+        if runs <= MAX_SEGMENTS {
             return Ok(());
         }
+        let segments = self.foretell(tokens, runs)?;
+        if segments <= MAX_SEGMENTS && runs <= MAX_RUNS {
+            return Ok(());
+        }
+        let (what, count, limit) = match segments > MAX_SEGMENTS {
+            true => (format!("about {} segments", size::count(segments)), segments, MAX_SEGMENTS),
+            false => (format!("{} runs to merge", size::count(runs)), runs, MAX_RUNS),
+        };
+        let asked = size::count(tokens);
+        let error =
+            Error::config("--tokens", format!("a request of {asked} tokens would be {what}"))
+                .with_context("limit", size::count(limit));
+        let most = u128::from(tokens) * u128::from(limit) / u128::from(count);
+        Err(match u64::try_from(most).unwrap_or(u64::MAX) {
+            0 => error.with_remedy("give layouts that have longer runs in common"),
+            most => error.with_remedy(format!(
+                "ask for at most about {} tokens, or give layouts that have longer runs in common",
+                size::count(most)
+            )),
+        })
+    }
+
+    /// About how many segments the `runs` of a request of `tokens` tokens merge into: the same share as those of a shorter
+    /// one, which is listed.
+    fn foretell(&self, tokens: u64, runs: u64) -> Result<u64> {
+        let share = u128::from(tokens) * u128::from(MAX_SAMPLED) / u128::from(runs.max(1));
+        let mut sample = u64::try_from(share).unwrap_or(tokens).clamp(1, tokens);
+        let sampled = loop {
+            let sampled = self.runs(sample)?;
+            if sampled <= MAX_SAMPLED || sample == 1 {
+                break sampled;
+            }
+            sample /= 2;
+        };
+        if sampled > MAX_SEGMENTS {
+            // A single token's, in a block of many tokens that is moved whole.
+            return Ok(runs);
+        }
         let mut list = SegmentList::new();
-        let mut sampled = 0;
+        let mut segments = 0;
         for pair in &self.pairs {
-            self.list(pair, SAMPLE, &mut list)?;
-            sampled += list.len() as u64;
+            self.list(pair, sample, &mut list)?;
+            segments += list.len() as u64;
         }
-        let foretold = sampled.saturating_mul(tokens / SAMPLE);
-        if foretold > MAX_SEGMENTS {
-            return Err(Error::config(
-                "--tokens",
-                format!("{tokens} tokens would be about {foretold} segments"),
-            )
-            .with_context("limit", MAX_SEGMENTS)
-            .with_remedy("ask for fewer tokens; cost grows with them evenly"));
-        }
-        Ok(())
+        let foretold = u128::from(segments) * u128::from(runs) / u128::from(sampled.max(1));
+        Ok(u64::try_from(foretold).unwrap_or(u64::MAX))
     }
 }
 

@@ -9,6 +9,8 @@ use kvx_core::layout::{
 use kvx_core::{Error, Result};
 use serde::Serialize;
 
+use crate::size;
+
 /// How an engine is cut into ranks and how each lays its cache out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -41,6 +43,9 @@ pub(crate) enum Groups {
     /// Those of the same window.
     Window,
 }
+
+/// Most layers that are laid out, those of all ranks of one replica: a few seconds, and some hundred megabytes.
+const MAX_LAYERS: u64 = 1 << 17;
 
 /// What each key means, in the order in which they are printed.
 const KEYS: [(&str, &str); 11] = [
@@ -172,7 +177,8 @@ impl Shape {
     ///
     /// # Errors
     ///
-    /// As for [`LayoutBuilder::build`].
+    /// As for [`LayoutBuilder::build`]; and [`ErrorKind::Config`](kvx_core::ErrorKind::Config) where all ranks together have
+    /// more than [`MAX_LAYERS`] layers.
     pub(crate) fn ranks(
         &self,
         model: &ModelGeometry,
@@ -180,6 +186,19 @@ impl Shape {
         states: Option<u32>,
         dp: u32,
     ) -> Result<Vec<RankLayout>> {
+        let (tp, layers) = (u64::from(self.grid.tp), u64::from(model.num_layers()));
+        if tp * layers > MAX_LAYERS {
+            let most = MAX_LAYERS / layers.max(1);
+            return Err(Error::config(
+                "shape",
+                format!(
+                    "tp={tp} ranks of {layers} layers are {} layers to lay out",
+                    size::count(tp * layers)
+                ),
+            )
+            .with_context("limit", size::count(MAX_LAYERS))
+            .with_remedy(format!("give tp={most} or less for this model")));
+        }
         self.builder(model, blocks, states).build_replica(self.grid, dp)
     }
 }

@@ -65,6 +65,7 @@ pub fn check(scene: &Scene, trial: &Trial) -> Result<Moved, Fault> {
         oracle.check_fewest(pair.producer, pair.consumer, trial.mode, &lists.whole)?;
         check_cut(&lists.whole, &lists.cut, &trial.limits)?;
         check_reversed(&lists, trial.mode)?;
+        check_foretold(&lists)?;
         memory.apply(pair.producer, pair.consumer, trial.mode, &lists.cut)?;
         moved.pairs += 1;
         moved.segments += lists.whole.len() as u64;
@@ -82,6 +83,8 @@ struct Lists {
     cut: Vec<Segment>,
     /// Without limits, in the other mode.
     reversed: Vec<Segment>,
+    /// What was foretold of the first.
+    runs: u64,
 }
 
 fn plan(scene: &Scene, pair: &Pair, trial: &Trial) -> Result<Lists, kvx_core::Error> {
@@ -114,7 +117,17 @@ fn plan(scene: &Scene, pair: &Pair, trial: &Trial) -> Result<Lists, kvx_core::Er
         // After the others, into the list that they have filled.
         whole: segments(trial.mode, &Limits::unlimited())?,
         cut: segments(trial.mode, &trial.limits)?,
+        runs: plan.runs(&request)?,
     })
+}
+
+/// A list is never longer than was foretold, and there is none where nothing was.
+fn check_foretold(lists: &Lists) -> Result<(), Fault> {
+    let (listed, runs) = (lists.whole.len() as u64, lists.runs);
+    if listed <= runs && (listed == 0) == (runs == 0) {
+        return Ok(());
+    }
+    Err(Fault::Segments(format!("{listed} segments were listed, {runs} runs were foretold")))
 }
 
 /// Reading and writing move the same bytes, with local and remote changed over.

@@ -60,9 +60,14 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         None => scale::default_memory(),
     };
     let volume = if args.full_size { None } else { Some(size::parse("--volume", &args.volume)?) };
+    let tokens = trace.iter().map(|entry| entry.input_length).sum();
+    let longest = trace.iter().map(|entry| entry.input_length).max().unwrap_or(0);
+    let at_once = replay::STEP_TOKENS.min(longest.saturating_mul(args.in_flight.into()));
     let load = Load {
         requests: trace.len() as u64,
-        tokens: trace.iter().map(|entry| entry.input_length).sum(),
+        tokens,
+        longest,
+        at_once: at_once.max(longest).min(tokens),
     };
     let scale = Scale::new(&engines.model, shapes, pools, load, Budget { memory, volume })?;
     let fabric = Fabric::choose(args.backend.as_deref(), args.seed)?;
@@ -83,7 +88,6 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
     let mut replay = build(&scale, shapes, pools, &fabric, options)?;
     for (option, replicas) in [("--producer", &replay.producers), ("--consumer", &replay.consumers)]
     {
-        let longest = trace.iter().map(|entry| entry.input_length).max().unwrap_or(0);
         replicas.iter().try_for_each(|replica| replica.pool.check(option, longest))?;
     }
     let progress = progress(load.requests);

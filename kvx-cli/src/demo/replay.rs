@@ -22,7 +22,7 @@ use crate::engine::work::{Checked, Sample, Share, Worker};
 use crate::trace::{Entry, HASH_TOKENS};
 
 /// Most tokens of the requests of one step, where there are several.
-const STEP_TOKENS: u64 = 65_536;
+pub(super) const STEP_TOKENS: u64 = 65_536;
 /// Milliseconds of the trace that a token of an answer takes.
 const TOKEN_MS: u64 = 20;
 /// Blocks of each cache group that are watched for change.

@@ -2,12 +2,17 @@
 
 use std::fs;
 
-use kvx_core::layout::{LayerKind, ModelGeometry, RankLayout};
+use kvx_core::layout::{GroupKind, LayerKind, ModelGeometry, RankLayout};
+use kvx_core::plan::{Pairing, Request};
+use kvx_core::transfer::{PostedSegment, Segment};
 use kvx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 
+use crate::args::Order;
+use crate::pairs;
 use crate::shape::Shape;
 use crate::size;
+use crate::tables::{Side, Tables};
 
 /// Fewest elements of a head.
 const MIN_DIM: u32 = 16;
@@ -29,12 +34,16 @@ pub(crate) struct Load {
     pub(crate) requests: u64,
     /// Tokens of all of them.
     pub(crate) tokens: u64,
+    /// Tokens of the longest.
+    pub(crate) longest: u64,
+    /// Most tokens of those that are moved at the same time.
+    pub(crate) at_once: u64,
 }
 
 /// What may be used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
-    /// Bytes of both engines' pools.
+    /// Bytes of both engines' pools, and of the segments of what is moved at the same time.
     pub(crate) memory: u64,
     /// Bytes of all requests' caches. A wish: a model as small as can be may have more.
     pub(crate) volume: Option<u64>,
@@ -51,6 +60,8 @@ pub(crate) struct Scale {
     pub(crate) head_dim: Option<[u32; 2]>,
     /// Bytes of both engines' pools.
     pub(crate) pool_bytes: u64,
+    /// Bytes that the segments of what is moved at the same time may take besides.
+    pub(crate) segment_bytes: u64,
     #[serde(skip)]
     pub(crate) model: ModelGeometry,
 }
@@ -78,41 +89,45 @@ impl Scale {
                 smallest = Some(candidate);
                 continue;
             }
-            let bytes = pool_bytes(&candidate, shapes, pools)?;
-            if bytes <= budget.memory {
-                return Ok(Self::of(model, candidate, bytes, full, load));
+            let needed = Needed::of(&candidate, shapes, pools, load)?;
+            if needed.all() <= budget.memory {
+                return Ok(Self::of(model, candidate, needed, full, load));
             }
             smallest = Some(candidate);
         }
         let Some(smallest) = smallest else {
             return Err(Error::new(ErrorKind::Internal, "scale", "no model to choose from"));
         };
-        let bytes = pool_bytes(&smallest, shapes, pools)?;
-        if bytes <= budget.memory {
-            return Ok(Self::of(model, smallest, bytes, full, load));
+        let needed = Needed::of(&smallest, shapes, pools, load)?;
+        if needed.all() <= budget.memory {
+            return Ok(Self::of(model, smallest, needed, full, load));
         }
         Err(Error::new(
             ErrorKind::Resources,
             "demo",
             format!(
-                "the pools of both engines take {}, {} may be used",
-                size::bytes(bytes),
+                "the pools of both engines take {}, lists of segments {}; {} may be used",
+                size::bytes(needed.pools),
+                size::bytes(needed.segments),
                 size::bytes(budget.memory)
             ),
         )
         .with_context("layers", smallest.num_layers())
         .with_context("producer blocks", pools.blocks[0])
         .with_context("consumer blocks", pools.blocks[1])
-        .with_remedy("raise --memory, give fewer blocks=, or cut prompts with --max-tokens"))
+        .with_remedy(
+            "raise --memory, give fewer blocks= or a lower --in-flight, or cut prompts with --max-tokens",
+        ))
     }
 
-    fn of(from: &ModelGeometry, to: ModelGeometry, bytes: u64, full: u64, load: Load) -> Self {
+    fn of(from: &ModelGeometry, to: ModelGeometry, needed: Needed, full: u64, load: Load) -> Self {
         let dims = from.head_dim().zip(to.head_dim());
         Self {
             factor: float(full) / float(volume(&to, load)).max(1.0),
             layers: [from.num_layers(), to.num_layers()],
             head_dim: dims.map(|(from, to)| [from, to]),
-            pool_bytes: bytes,
+            pool_bytes: needed.pools,
+            segment_bytes: needed.segments,
             model: to,
         }
     }
@@ -173,15 +188,62 @@ fn volume(model: &ModelGeometry, load: Load) -> u64 {
     tokens.saturating_add(model.state_bytes().saturating_mul(load.requests))
 }
 
-/// Bytes of the regions of all ranks of both engines.
-fn pool_bytes(model: &ModelGeometry, shapes: [&Shape; 2], pools: Pools) -> Result<u64> {
-    let mut bytes = 0_u64;
-    for (index, shape) in shapes.into_iter().enumerate() {
-        let ranks = shape.ranks(model, pools.blocks[index], Some(pools.states[index]), 0)?;
-        let replica: u64 = ranks.iter().flat_map(RankLayout::regions).map(|r| r.bytes).sum();
-        bytes = bytes.saturating_add(replica.saturating_mul(shape.grid.dp.into()));
+/// What a model takes.
+#[derive(Clone, Copy, Debug)]
+struct Needed {
+    /// Bytes of the regions of all ranks of both engines.
+    pools: u64,
+    /// Bytes of the segments of what is moved at the same time, if none of them merge across blocks.
+    segments: u64,
+}
+
+impl Needed {
+    const fn all(self) -> u64 {
+        self.pools.saturating_add(self.segments)
     }
-    Ok(bytes)
+
+    fn of(model: &ModelGeometry, shapes: [&Shape; 2], pools: Pools, load: Load) -> Result<Self> {
+        let ranks = |i: usize| shapes[i].ranks(model, pools.blocks[i], Some(pools.states[i]), 0);
+        let engines = [ranks(0)?, ranks(1)?];
+        let mut bytes = 0_u64;
+        for (shape, ranks) in shapes.into_iter().zip(&engines) {
+            let replica: u64 = ranks.iter().flat_map(RankLayout::regions).map(|r| r.bytes).sum();
+            bytes = bytes.saturating_add(replica.saturating_mul(shape.grid.dp.into()));
+        }
+        Ok(Self { pools: bytes, segments: segment_bytes(&engines, load)? })
+    }
+}
+
+/// Bytes that the segments of `load.at_once` tokens may take: one pair's at a time in the plan's list, those of all pairs in
+/// the port, and again in the fabric.
+fn segment_bytes(engines: &[Vec<RankLayout>; 2], load: Load) -> Result<u64> {
+    // A list grows by doubling.
+    const LISTED: u64 = 2 * size_of::<Segment>() as u64;
+    const POSTED: u64 = 2 * size_of::<PostedSegment>() as u64;
+    let [producers, consumers] = engines;
+    // A pool too small for the longest request is refused elsewhere, by name.
+    let room = engines.iter().flatten().flat_map(RankLayout::groups);
+    let room = room.filter(|group| group.kind == GroupKind::Attention);
+    let room = room.map(|group| u64::from(group.blocks - 1) * u64::from(group.block_tokens));
+    let longest = load.longest.min(room.min().unwrap_or(u64::MAX));
+    let tables = |ranks: &[RankLayout], side| {
+        let groups = ranks.first().map_or(&[][..], RankLayout::groups);
+        Tables::new(groups, longest, Order::Contiguous, side)
+    };
+    let (from, to) = (tables(producers, Side::Producer), tables(consumers, Side::Consumer));
+    let (from, to) = (from.as_tables(), to.as_tables());
+    let request = Request::whole(longest, &from, &to);
+    let pairing = Pairing::new(producers, consumers, 0)?;
+    let (mut all, mut most) = (0_u64, 0);
+    for pair in pairs::compile(&pairing, producers, consumers)? {
+        let runs = pair.plan.runs(&request)?;
+        all = all.saturating_add(runs);
+        most = most.max(runs);
+    }
+    // Of several requests of together so many tokens, each may have a block that is not full.
+    let posted = u128::from(all) * u128::from(load.at_once) / u128::from(longest.max(1));
+    let posted = u64::try_from(posted).unwrap_or(u64::MAX);
+    Ok(most.saturating_mul(LISTED).saturating_add(posted.saturating_mul(POSTED)))
 }
 
 /// Memory that the pools may take where nobody says how much.
@@ -208,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    const LOAD: Load = Load { requests: 10, tokens: 10_000 };
+    const LOAD: Load = Load { requests: 10, tokens: 10_000, longest: 700, at_once: 1400 };
     const POOLS: Pools = Pools { blocks: [100, 50], states: [4, 8] };
 
     fn scale(model: &str, memory: u64, volume: Option<u64>) -> Result<Scale> {
@@ -225,6 +287,31 @@ mod tests {
         // 150 blocks of 16 tokens of 128 KiB.
         assert_eq!(scale.pool_bytes, 150 * 16 * 128 * 1024);
         assert_eq!(scale.about(), "geometry in full: 32 layers");
+        // A quarter of 8 heads lies in one piece in a block of 16 tokens: a run for each block of 64 tensors and each of four
+        // pairs. 700 tokens are 44 blocks, and two such requests are moved at once.
+        let runs = 44 * 64 * 4_u64;
+        assert_eq!(scale.segment_bytes, runs * 2 * 80 + runs / 4 * 64);
+    }
+
+    /// Rows taken apart, element by element: the lists would be larger than the cache.
+    #[test]
+    fn lists_of_segments_count_too() {
+        let model = ModelGeometry::preset("llama-3.1-8b").unwrap();
+        let shape = |layout| Shape::new(1, layout, 16).unwrap();
+        let shapes = [shape(NamedLayout::FlashAttentionHnd), shape(NamedLayout::CpuTransposed)];
+        let pools = 150 * 16 * 128 * 1024;
+        let scale = |memory| {
+            let budget = Budget { memory, volume: Some(1 << 40) };
+            Scale::new(&model, [&shapes[0], &shapes[1]], POOLS, LOAD, budget)
+        };
+        let ample = scale(1 << 40).unwrap();
+        assert_eq!((ample.layers[1], ample.pool_bytes), (32, pools));
+        assert!(ample.segment_bytes > 10 * pools, "{ample:?}");
+        let tight = scale(4 * pools).unwrap();
+        assert!(tight.layers[1] < 16, "{tight:?}");
+        assert!(tight.pool_bytes + tight.segment_bytes <= 4 * pools, "{tight:?}");
+        let error = scale(1 << 20).unwrap_err().to_string();
+        assert!(error.contains("lists of segments"), "{error}");
     }
 
     #[test]

@@ -139,7 +139,7 @@ fn fold<'a>(
 }
 
 impl Class {
-    fn pieces(&self, request: &Request<'_>, pieces: &mut Vec<Piece>) -> Result<()> {
+    pub(super) fn pieces(&self, request: &Request<'_>, pieces: &mut Vec<Piece>) -> Result<()> {
         let start = request.range.start;
         let block = self.to.kernel_tokens;
         if self.per_block && !request.range.is_empty() && !start.is_multiple_of(u64::from(block)) {

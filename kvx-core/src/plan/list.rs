@@ -1,5 +1,7 @@
 //! The segments of one request, and what they cost.
 
+use std::collections::BTreeMap;
+
 use super::fold::Folded;
 use super::pieces::Piece;
 use crate::capability::Limits;
@@ -96,19 +98,50 @@ impl Cost {
     /// The cost of segments of these many bytes each.
     #[must_use]
     pub fn of(bytes: impl IntoIterator<Item = u64>) -> Self {
-        let mut runs: Vec<u64> = bytes.into_iter().collect();
-        let (Some(&shortest_run), Some(&longest_run)) = (runs.iter().min(), runs.iter().max())
+        let mut counts = BTreeMap::new();
+        count_lengths(bytes, &mut counts);
+        Self::of_counts(&counts)
+    }
+
+    /// The cost of segments that were [counted](count_lengths) by their length in bytes.
+    #[must_use]
+    pub fn of_counts(counts: &BTreeMap<u64, u64>) -> Self {
+        let segments: u64 = counts.values().sum();
+        let (Some((&shortest_run, _)), Some((&longest_run, _))) =
+            (counts.first_key_value(), counts.last_key_value())
         else {
             return Self::default();
         };
-        let middle = (runs.len() - 1) / 2;
-        let median_run = *runs.select_nth_unstable(middle).1;
+        let middle = segments.saturating_sub(1) / 2;
+        let mut before = 0;
+        let median_run = counts.iter().find(|(_, count)| {
+            before += *count;
+            before > middle
+        });
         Self {
-            segments: runs.len() as u64,
-            bytes: runs.iter().sum(),
+            segments,
+            bytes: counts.iter().map(|(length, count)| length * count).sum(),
             shortest_run,
-            median_run,
+            median_run: median_run.map_or(longest_run, |(length, _)| *length),
             longest_run,
         }
     }
+}
+
+/// Adds segments of these many bytes each to those counted by length so far. Lists have few lengths, most of them many times
+/// over, so this takes next to no memory, however many segments there are.
+pub fn count_lengths(bytes: impl IntoIterator<Item = u64>, counts: &mut BTreeMap<u64, u64>) {
+    let mut add = |(length, count): (u64, u64)| {
+        if count > 0 {
+            *counts.entry(length).or_insert(0) += count;
+        }
+    };
+    let mut same = (0, 0);
+    for length in bytes {
+        if length != same.0 {
+            add(std::mem::replace(&mut same, (length, 0)));
+        }
+        same.1 += 1;
+    }
+    add(same);
 }

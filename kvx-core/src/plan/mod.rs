@@ -40,6 +40,7 @@ mod blocks;
 mod compile;
 mod enumerate;
 mod fold;
+mod foretell;
 mod list;
 mod pairing;
 mod pieces;
@@ -50,7 +51,7 @@ mod tests;
 
 pub use blocks::{BlockTable, kernel_blocks};
 pub use compile::PeerPlan;
-pub use list::{Cost, SegmentList};
+pub use list::{Cost, SegmentList, count_lengths};
 pub use pairing::{Pair, Pairing, Share};
 pub use request::{Chunk, Request, chunks};
 pub use roster::{Confirmed, Roster};

@@ -31,6 +31,14 @@ fn engine(
 
 /// All segments between two engines, as (pairs, segments, shortest, longest).
 fn figures(producer: &Engine, consumer: &Engine) -> (usize, u64, u64, u64) {
+    let (figures, foretold) = figures_and_runs(producer, consumer);
+    assert!(figures.1 <= foretold, "{figures:?}, {foretold}");
+    figures
+}
+
+/// The same, and how many runs were foretold.
+fn figures_and_runs(producer: &Engine, consumer: &Engine) -> ((usize, u64, u64, u64), u64) {
+    let mut foretold = 0;
     let pairing = Pairing::new(&producer.ranks, &consumer.ranks, 0).unwrap();
     let (from, to) = ([BlockTable::new(&producer.table)], [BlockTable::new(&consumer.table)]);
     let mut list = SegmentList::new();
@@ -42,9 +50,10 @@ fn figures(producer: &Engine, consumer: &Engine) -> (usize, u64, u64, u64) {
         let request = Request::whole(TOKENS, &from, &to);
         plan.segments(&request, Mode::Read, &Limits::unlimited(), &mut list).unwrap();
         runs.extend(list.as_slice().iter().map(|segment| segment.bytes));
+        foretold += plan.runs(&request).unwrap();
     }
     let cost = Cost::of(runs);
-    (pairing.pairs().len(), cost.segments, cost.shortest_run, cost.longest_run)
+    ((pairing.pairs().len(), cost.segments, cost.shortest_run, cost.longest_run), foretold)
 }
 
 use NamedLayout::{
@@ -63,6 +72,53 @@ fn llama(
         let (_, segments, shortest, longest) = figures(&producer, &consumer);
         (segments, shortest, longest)
     })
+}
+
+/// Where blocks do not continue each other, what is foretold is what is listed.
+#[test]
+fn the_length_of_a_list_is_foretold() {
+    let model = ModelGeometry::preset("llama-3.1-8b").unwrap();
+    for (layouts, tp, block) in [
+        ((Hnd, Nhd), (1, 1), (16, 16)),
+        ((Nhd, Nhd), (1, 2), (16, 16)),
+        ((Hnd, Hnd), (2, 4), (16, 32)),
+        ((Hnd, Nhd), (4, 2), (32, 16)),
+    ] {
+        let producer = engine(&model, layouts.0, tp.0, block.0, true);
+        let consumer = engine(&model, layouts.1, tp.1, block.1, false);
+        let ((_, segments, ..), foretold) = figures_and_runs(&producer, &consumer);
+        assert_eq!(segments, foretold, "{layouts:?} {tp:?} {block:?}");
+    }
+}
+
+#[test]
+fn a_cost_is_that_of_its_lengths() {
+    let naive = |mut lengths: Vec<u64>| {
+        lengths.sort_unstable();
+        let middle = lengths[(lengths.len() - 1) / 2];
+        (lengths.len() as u64, lengths.iter().sum(), lengths[0], middle, lengths[lengths.len() - 1])
+    };
+    for lengths in [
+        vec![7],
+        vec![0],
+        vec![0, 0, 3],
+        vec![5, 5, 1],
+        vec![1, 2, 3, 4],
+        vec![4, 4, 4, 1, 1, 4, 9, 1],
+        vec![2, 1, 2, 1, 2, 1],
+    ] {
+        let Cost { segments, bytes, shortest_run, median_run, longest_run } =
+            Cost::of(lengths.clone());
+        let cost: (u64, u64, u64, u64, u64) =
+            (segments, bytes, shortest_run, median_run, longest_run);
+        assert_eq!(cost, naive(lengths.clone()), "{lengths:?}");
+        let mut counts = std::collections::BTreeMap::new();
+        for part in lengths.chunks(3) {
+            count_lengths(part.iter().copied(), &mut counts);
+        }
+        assert_eq!(Cost::of_counts(&counts), Cost::of(lengths));
+    }
+    assert_eq!(Cost::of([]), Cost::default());
 }
 
 #[test]
