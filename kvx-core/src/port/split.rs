@@ -56,7 +56,7 @@ pub(super) fn check(
             .bytes
             .checked_add(bytes)
             .ok_or_else(|| bad(index, "more bytes in all than can be counted"))?;
-        // Never more than `bytes`, so their sum cannot overflow either.
+        // Never more than `bytes`, so their sum cannot overflow either. The first case only saves a division.
         size.segments += match bytes <= limits.max_segment_bytes {
             true => 1,
             false => bytes.div_ceil(limits.max_segment_bytes),
@@ -129,10 +129,11 @@ impl Cutter {
     pub(super) fn cut(&mut self, limits: &Limits) -> &[PostedSegment] {
         let most = usize::try_from(limits.max_batch_segments).unwrap_or(usize::MAX);
         let longest = limits.max_segment_bytes;
-        let Cursor { index, offset } = self.at;
+        let index = self.at.index;
         let end = index.saturating_add(most).min(self.segments.len());
         let whole = &self.segments[index..end];
-        if offset == 0 && whole.iter().all(|segment| segment.bytes <= longest) {
+        // A segment that was begun is longer than `longest`: then this does not hold.
+        if whole.iter().all(|segment| segment.bytes <= longest) {
             self.next = Cursor { index: end, offset: 0 };
             return whole;
         }

@@ -250,3 +250,36 @@ fn more_bytes_than_can_be_counted_are_refused() {
         check(&[big, segment(0)], &local, &remote, &limits, &mut [false], &mut out).unwrap_err();
     assert!(error.to_string().contains("segment=1"), "{error}");
 }
+
+/// Every place at which a batch can end, in the middle of a segment above all: the next batch begins there.
+#[test]
+fn a_segment_that_was_begun_is_gone_on_with() {
+    use super::super::split::Cutter;
+    let (local, remote) = (RegionId::new(0, 0), crate::id::RemoteRegionId::new(0, 0));
+    let posted = |at: u64, bytes: u64| PostedSegment {
+        local,
+        remote,
+        local_offset: at,
+        remote_offset: 1000 + at,
+        bytes,
+    };
+    // The last bytes of the first are not longer than a piece may be, nor is the segment after it.
+    let list = vec![posted(0, 20), posted(100, 3), posted(200, 14), posted(300, 7)];
+    let mut limits = crate::capability::Limits::unlimited();
+    limits.max_segment_bytes = 7;
+    let all = [(0, 7), (7, 7), (14, 6), (100, 3), (200, 7), (207, 7), (300, 7)];
+    for most in 1..9 {
+        limits.max_batch_segments = most;
+        let mut cutter = Cutter::new(list.clone());
+        let mut cut = Vec::new();
+        while cut.len() < all.len() {
+            let batch = cutter.cut(&limits).to_vec();
+            assert_eq!(cutter.cut(&limits), batch, "until it is posted, it is the same");
+            assert_eq!(batch.len(), (most as usize).min(all.len() - cut.len()));
+            cut.extend(batch);
+            cutter.advance();
+        }
+        assert_eq!(cut, all.map(|(at, bytes)| posted(at, bytes)), "{most} at a time");
+        assert!(cutter.cut(&limits).is_empty());
+    }
+}
