@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::Command as Program;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A namespace. Deleted, with its interfaces, when dropped.
@@ -28,6 +29,8 @@ impl Namespace {
         if !rustix::process::geteuid().is_root() {
             return Err("making a network namespace needs root".into());
         }
+        static FIRST: Once = Once::new();
+        FIRST.call_once(sweep);
         let (process, made) = (std::process::id(), MADE.fetch_add(1, Relaxed));
         // 198.18.0.0/15 is set aside for tests of networks (RFC 2544): 32,768 links of four addresses each.
         let block = process.wrapping_mul(37).wrapping_add(made) % 0x8000 * 4;
@@ -62,6 +65,24 @@ impl Drop for Namespace {
     }
 }
 
+/// Deletes what was left by processes that were killed: they had no chance to.
+fn sweep() {
+    let Ok(listed) = Program::new("ip").args(["netns", "list"]).output() else { return };
+    for line in String::from_utf8_lossy(&listed.stdout).lines() {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        if owner(name).is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
+            let _ = ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+/// The process that made a namespace of this name, if it was one of the kit's.
+fn owner(name: &str) -> Option<u32> {
+    let (process, made) = name.strip_prefix("kvx")?.split_once('n')?;
+    made.parse::<u32>().ok()?;
+    process.parse().ok()
+}
+
 fn ip(arguments: &str) -> Result<(), String> {
     let output = Program::new("ip").args(arguments.split(' ')).output().map_err(|error| {
         format!("the program `ip` cannot be run ({error}); install the package iproute2")
@@ -71,4 +92,17 @@ fn ip(arguments: &str) -> Result<(), String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(format!("`ip {arguments}` failed: {}", said.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::owner;
+
+    #[test]
+    fn only_namespaces_of_the_kit_have_an_owner() {
+        assert_eq!(owner("kvx4711n3"), Some(4711));
+        for other in ["", "kvx", "kvx4711", "kvxn3", "kvx4711nx", "other4711n3", "kvx-4711n3"] {
+            assert_eq!(owner(other), None, "{other}");
+        }
+    }
 }
