@@ -1,40 +1,38 @@
-//! The kit across processes and network namespaces: on a small backend over TCP, which is here for nothing else.
+//! The backend keeps the contract: in one process, across processes, and across network namespaces.
 
-mod backend;
-mod connection;
-mod message;
-mod state;
-
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvx_core::Result;
 use kvx_core::backend::TransferBackend;
 use kvx_tests::suite::{Ground, Setup, Stage, Subject};
+use vendor_backend::{Config, NAME, PlainTcp};
 
 struct Plain;
 
 impl Subject for Plain {
     fn name(&self) -> &'static str {
-        "plain-tcp"
+        NAME
     }
 
     fn setups(&self) -> Vec<Setup> {
+        // What must not happen would happen within milliseconds here.
         vec![Setup::new("tcp").with_quiet(Duration::from_millis(8))]
     }
 
     fn stage(&self, ground: &Ground) -> Result<Box<dyn Stage>> {
-        Ok(Box::new(At(ground.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))))
+        // In a namespace of its own, a side must be told where it can be reached.
+        let address = ground.address.unwrap_or(Config::default().address);
+        Ok(Box::new(At(Config { address })))
     }
 }
 
-/// The address at which sides listen.
-struct At(IpAddr);
+/// How every side is opened.
+struct At(Config);
 
 impl Stage for At {
     fn open(&self, _: &str) -> Result<Arc<dyn TransferBackend>> {
-        Ok(backend::Plain::open(self.0)?)
+        Ok(Arc::new(PlainTcp::open(&self.0)?))
     }
 }
 
