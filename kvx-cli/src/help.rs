@@ -40,6 +40,7 @@ Backend to use, with its options, for example mock,preset=efa [default: the best
 
 kvx backends lists those that are built in. Options of the mock:
   preset=rc|efa|ucx-tcp  which fabric it behaves like
+  preset=loopback        none of them: it copies at once
   seed=N                 seed of the order in which it does things [default: --seed]";
 
 fn lines(names: &[&str], indent: &str) -> String {

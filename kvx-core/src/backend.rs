@@ -28,6 +28,12 @@
 //! 8. A stale handle is an error, never an access.
 //! 9. `Full` and every error of `submit` mean that nothing was posted.
 //!
+//! What waits to be polled is bounded, so that an engine that does not poll harms nobody: a transfer is in flight, and counts
+//! for [`Limits::max_in_flight`](crate::capability::Limits::max_in_flight), until its *settled* was polled, so that whoever
+//! does not poll soon gets `Full`. A notification for which its receiver has no room keeps its transfer from settling, or
+//! its poster gets `Full`, until there is room or the connection is over. Whoever lets too many ended connections wait gets
+//! no new one.
+//!
 //! # Three different events
 //!
 //! *Locally reusable* (a written buffer may be overwritten), *remotely visible* (the peer can read what was written) and

@@ -42,7 +42,8 @@ pub trait Handshake {
     ///
     /// [`ErrorKind::Peer`](crate::ErrorKind::Peer) when the bytes are malformed or of another fabric,
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the two sides cannot talk, naming the field and both
-    /// values.
+    /// values, [`ErrorKind::Resources`](crate::ErrorKind::Resources) when there is no room for one more connection, those
+    /// included that are over and wait to be polled.
     fn accept(&self, offer: &HandshakeBytes) -> Result<(PeerId, HandshakeBytes)>;
 
     /// Takes the answer to this side's offer. From here on this side may post.

@@ -177,6 +177,7 @@ impl Net {
                 side.state = PeerState::Down;
             }
             entry.closing.remove(&lane.peer);
+            entry.inbox.downs += 1;
             entry.inbox.events.push_back(Event::PeerDown { peer: lane.peer, error });
         }
         self.record(lane.engine, What::PeerDown(lane.peer));

@@ -49,6 +49,8 @@ pub(crate) enum Life {
 #[derive(Default)]
 pub(crate) struct Inbox {
     pub(crate) events: VecDeque<Event>,
+    /// Ended connections among the events.
+    pub(crate) downs: usize,
     /// Notifications among the events.
     pub(crate) notified: usize,
     /// Notifications under way, for each of which there is room.

@@ -58,3 +58,11 @@ pub(crate) fn down(operation: &'static str, reason: &'static str) -> Error {
 pub(crate) fn malformed(operation: &'static str, message: &'static str) -> Error {
     Error::peer(operation, message).with_backend(BACKEND)
 }
+
+/// Too many ended connections wait to be polled.
+pub(crate) fn unpolled(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Resources, operation, "too many ended connections wait to be polled")
+        .with_backend(BACKEND)
+        .with_retry(Retry::Backoff)
+        .with_remedy("poll this backend")
+}

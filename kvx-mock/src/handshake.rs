@@ -9,9 +9,10 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use crate::backend::MockBackend;
 use crate::engine::{Peer, PeerState};
-use crate::error::{BACKEND, down, malformed, ruled};
+use crate::error::{BACKEND, down, malformed, ruled, unpolled};
 use crate::fabric::FabricId;
 use crate::net::{ConnectionId, EngineId, Net};
+use crate::preset::Preset;
 use crate::rule::{Kind as Asked, Party, Verdict};
 use crate::schedule::Lane;
 use crate::trace::What;
@@ -84,34 +85,8 @@ impl Net {
     ) -> Result<Message> {
         let entry = self.engine(operation, engine)?;
         entry.check_open(operation)?;
-        let message = Message::decode(operation, bytes.as_bytes())?;
-        let differ = |field, mine: String, theirs: String| {
-            Error::mismatch_between(operation, field, ("this side", mine), ("the peer", theirs))
-                .with_backend(BACKEND)
-        };
-        if message.fabric != self.id {
-            return Err(differ("fabric", self.id.to_string(), message.fabric.to_string())
-                .with_remedy("the mock connects engines of one process and one seed only"));
-        }
-        let preset = entry.preset.name();
-        if message.preset != preset {
-            return Err(differ("preset", preset.into(), message.preset)
-                .with_remedy("open both engines with the same preset"));
-        }
-        if message.kind != kind {
-            return Err(malformed(operation, "a message of another step of the handshake")
-                .with_context("expected", kind.name())
-                .with_context("received", message.kind.name()));
-        }
-        if message.from == entry.incarnation {
-            return Err(malformed(operation, "a message of this engine itself"));
-        }
-        if kind != Kind::Offer && message.to != entry.incarnation {
-            return Err(malformed(operation, "the message answers another incarnation")
-                .with_context("this_side", entry.incarnation)
-                .with_context("answered", message.to));
-        }
-        Ok(message)
+        let (preset, me) = (entry.preset.name(), entry.incarnation);
+        Message::read(operation, kind, bytes, &Reader { fabric: self.id, preset, me })
     }
 
     /// Asks the rules about a message that an engine takes from another.
@@ -169,6 +144,9 @@ impl Net {
     ) -> Result<PeerId> {
         if let Some(peer) = self.own_side(engine, connection) {
             return Ok(peer);
+        }
+        if self.engine("handshake", engine)?.inbox.downs >= Preset::MOST_NOTIFICATIONS {
+            return Err(unpolled("handshake"));
         }
         for lane in self.lanes_of(engine) {
             if self.side(lane).is_some_and(|side| side.engine == other) {
@@ -237,7 +215,7 @@ impl Net {
 
 /// A step of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Offer,
     Reply,
     Completion,
@@ -257,13 +235,20 @@ impl Kind {
 
 /// What the bytes of a handshake say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Message {
-    kind: Kind,
-    fabric: FabricId,
-    from: Incarnation,
-    to: Incarnation,
-    connection: ConnectionId,
-    preset: String,
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) fabric: FabricId,
+    pub(crate) from: Incarnation,
+    pub(crate) to: Incarnation,
+    pub(crate) connection: ConnectionId,
+    pub(crate) preset: String,
+}
+
+/// Who reads a message.
+pub(crate) struct Reader {
+    pub(crate) fabric: FabricId,
+    pub(crate) preset: &'static str,
+    pub(crate) me: Incarnation,
 }
 
 /// `kvxmock`, version, kind, seed, process, from, to, connection, then the preset's name; numbers in little endian.
@@ -271,7 +256,44 @@ const MAGIC: [u8; 7] = *b"kvxmock";
 const VERSION: u8 = 1;
 
 impl Message {
-    fn encode(&self) -> Result<HandshakeBytes> {
+    /// Decodes a message and checks that it is for this engine and of a fabric like its own.
+    pub(crate) fn read(
+        operation: &'static str,
+        kind: Kind,
+        bytes: &HandshakeBytes,
+        reader: &Reader,
+    ) -> Result<Self> {
+        let message = Self::decode(operation, bytes.as_bytes())?;
+        let differ = |field, mine: String, theirs: String| {
+            Error::mismatch_between(operation, field, ("this side", mine), ("the peer", theirs))
+                .with_backend(BACKEND)
+        };
+        if message.fabric != reader.fabric {
+            let (mine, theirs) = (reader.fabric.to_string(), message.fabric.to_string());
+            return Err(differ("fabric", mine, theirs)
+                .with_remedy("the mock connects engines of one process and one seed only"));
+        }
+        if message.preset != reader.preset {
+            return Err(differ("preset", reader.preset.into(), message.preset)
+                .with_remedy("open both engines with the same preset"));
+        }
+        if message.kind != kind {
+            return Err(malformed(operation, "a message of another step of the handshake")
+                .with_context("expected", kind.name())
+                .with_context("received", message.kind.name()));
+        }
+        if message.from == reader.me {
+            return Err(malformed(operation, "a message of this engine itself"));
+        }
+        if kind != Kind::Offer && message.to != reader.me {
+            return Err(malformed(operation, "the message answers another incarnation")
+                .with_context("this_side", reader.me)
+                .with_context("answered", message.to));
+        }
+        Ok(message)
+    }
+
+    pub(crate) fn encode(&self) -> Result<HandshakeBytes> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend([VERSION, self.kind as u8]);
         bytes.extend(self.fabric.seed.to_le_bytes());

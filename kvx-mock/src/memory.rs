@@ -120,7 +120,7 @@ impl Net {
     }
 }
 
-fn too_many(operation: &'static str) -> Error {
+pub(crate) fn too_many(operation: &'static str) -> Error {
     Error::new(ErrorKind::Resources, operation, "no handle is left").with_backend(BACKEND)
 }
 
@@ -129,7 +129,7 @@ const MAGIC: [u8; 5] = *b"kvxm\x01";
 const BLOB_BYTES: usize = MAGIC.len() + 16 + 4 + 4 + 8 + 8;
 
 impl RemoteKey {
-    fn encode(&self) -> Result<KeyBlob> {
+    pub(crate) fn encode(&self) -> Result<KeyBlob> {
         let mut bytes = Vec::with_capacity(BLOB_BYTES);
         bytes.extend(MAGIC);
         bytes.extend(self.incarnation.as_bytes());
@@ -140,7 +140,7 @@ impl RemoteKey {
         KeyBlob::new(bytes)
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         let wrong = || malformed("import_key", "this is not a key blob of the mock");
         let rest = bytes.strip_prefix(&MAGIC).ok_or_else(wrong)?;
         let (incarnation, rest) = rest.split_first_chunk().ok_or_else(wrong)?;

@@ -260,6 +260,13 @@ impl Net {
         let side = self.side_mut(lane);
         let Some(transfer) = side.and_then(|side| side.transfers.remove(&number)) else { return };
         self.unschedule(transfer.wait);
+        if transfer.notify.is_some()
+            && let Some(target) = self.side(lane).map(|side| side.engine)
+            && let Some(target) = self.engines.get_mut(&target)
+        {
+            // It may have waited for room there.
+            target.inbox.waiting.retain(|waiting| *waiting != (lane, number));
+        }
         self.give_up(transfer.work.locals.into_iter().map(|(_, region)| region));
         self.record(lane.engine, What::Settled { id: transfer.id, how: (&outcome).into() });
         if let Some(entry) = self.engines.get_mut(&lane.engine) {

@@ -43,6 +43,7 @@ impl Net {
                     }
                 }
                 Event::PeerDown { peer, .. } => {
+                    entry.inbox.downs = entry.inbox.downs.saturating_sub(1);
                     for key in entry.peers.remove(*peer).into_iter().flat_map(|side| side.keys) {
                         entry.keys.remove(key);
                     }

@@ -107,7 +107,7 @@ impl Net {
 }
 
 /// What a port would have refused or split: the fabric is strict, so that a port that does not is found out.
-fn check(
+pub(crate) fn check(
     capabilities: &Capabilities,
     mode: Mode,
     segments: &[PostedSegment],

@@ -3,18 +3,22 @@
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
 
-use crate::config::Config;
-use crate::preset::Preset;
+use crate::config::{Config, Kind};
 
 pub(crate) fn probe(config: &BackendConfig) -> Probe {
     match Config::read(config) {
-        Ok(Config { seed, preset }) => Probe::Available {
-            detail: format!("in memory, one process, preset {}, seed {seed}", preset.name()),
-            capabilities: Box::new(preset.capabilities().clone()),
+        Ok(Config { seed, kind }) => Probe::Available {
+            detail: match kind {
+                Kind::Simulated(_) => {
+                    format!("in memory, one process, preset {}, seed {seed}", kind.name())
+                }
+                Kind::Loopback => "in memory, one process, loopback: no fabric, only a copy".into(),
+            },
+            capabilities: Box::new(kind.capabilities()),
         },
         Err(error) => Probe::Unavailable {
             reason: error.to_string(),
-            remedy: Some(format!("use seed=NUMBER, preset={}", Preset::NAMES.join("|"))),
+            remedy: Some(format!("use seed=NUMBER, preset={}", Kind::names().join("|"))),
         },
     }
 }

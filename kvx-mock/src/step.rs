@@ -366,22 +366,27 @@ impl Work {
             malformed(operation, "the peer no longer has this region registered")
                 .with_context("region", key.region)
         })?;
-        copy_between(mode, local, remote, &job)
+        copy_between(mode, (local, job.local_offset), (remote, job.remote_offset), job.bytes)
     }
 }
 
 /// Copies a segment, if it lies within the peer's region: what a network card does with an access outside a registration.
-pub(crate) fn copy_between(mode: Mode, local: &Region, remote: &Region, job: &Job) -> Result<()> {
-    if job.remote_offset.checked_add(job.bytes).is_none_or(|end| end > remote.bytes()) {
+pub(crate) fn copy_between(
+    mode: Mode,
+    (local, at): (&Region, u64),
+    (remote, offset): (&Region, u64),
+    bytes: u64,
+) -> Result<()> {
+    if offset.checked_add(bytes).is_none_or(|end| end > remote.bytes()) {
         return Err(Error::new(ErrorKind::Fabric, "transfer", "outside the peer's region")
             .with_backend(BACKEND)
-            .with_context("offset", job.remote_offset)
-            .with_context("bytes", job.bytes)
+            .with_context("offset", offset)
+            .with_context("bytes", bytes)
             .with_context("region", remote.bytes()));
     }
     match mode {
-        Mode::Read => remote.copy_to(job.remote_offset, local, job.local_offset, job.bytes),
-        Mode::Write => local.copy_to(job.local_offset, remote, job.remote_offset, job.bytes),
+        Mode::Read => remote.copy_to(offset, local, at, bytes),
+        Mode::Write => local.copy_to(at, remote, offset, bytes),
     }
     .map_err(|error| error.with_backend(BACKEND))
 }

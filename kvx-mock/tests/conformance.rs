@@ -1,11 +1,12 @@
-//! The mock keeps the contract, in every preset.
+//! The mock keeps the contract, in every preset, and so does its loopback.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvx_core::backend::TransferBackend;
 use kvx_core::capability::Limits;
 use kvx_core::{Error, Result};
-use kvx_mock::{Fabric, Preset};
+use kvx_mock::{Fabric, Loopback, Preset};
 use kvx_tests::suite::{Fault, Ground, Place, Setup, Stage, Subject};
 
 struct Mock;
@@ -17,7 +18,9 @@ impl Subject for Mock {
 
     fn setups(&self) -> Vec<Setup> {
         let own = ["tiny", "unequal"];
-        Preset::NAMES.into_iter().chain(own).map(|name| Setup::stepped(name, 5)).collect()
+        let simulated = Preset::NAMES.into_iter().chain(own).map(|name| Setup::stepped(name, 5));
+        let loopback = Setup::new("loopback").with_quiet(Duration::from_millis(2));
+        simulated.chain([loopback]).collect()
     }
 
     fn reaches(&self, place: Place) -> Result<(), String> {
@@ -32,6 +35,9 @@ impl Subject for Mock {
     }
 
     fn stage(&self, ground: &Ground) -> Result<Box<dyn Stage>> {
+        if ground.setup == "loopback" {
+            return Ok(Box::new(Copying(Loopback::new()?)));
+        }
         Ok(Box::new(Over { fabric: Fabric::new(ground.seed), setup: ground.setup.clone() }))
     }
 }
@@ -68,6 +74,23 @@ impl Stage for Over {
             Fault::Kill => self.fabric.kill(side),
             Fault::Stop => self.fabric.stop(side),
             Fault::Resume => self.fabric.resume(side),
+        }
+    }
+}
+
+/// The fabric for speed tests.
+struct Copying(Loopback);
+
+impl Stage for Copying {
+    fn open(&self, side: &str) -> Result<Arc<dyn TransferBackend>> {
+        Ok(self.0.backend(side)?)
+    }
+
+    fn inflict(&self, fault: Fault, side: &str) -> Result<()> {
+        match fault {
+            Fault::Kill => self.0.kill(side),
+            Fault::Stop => self.0.stop(side),
+            Fault::Resume => self.0.resume(side),
         }
     }
 }

@@ -11,6 +11,8 @@ mod handshake;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod loopback;
+#[cfg(test)]
 mod memory;
 #[cfg(test)]
 mod opening;

@@ -55,3 +55,19 @@ fn the_probe_says_what_opening_would() {
     assert!(reason.contains("\"roce\"") && remedy.unwrap().contains("ucx-tcp"), "{reason}");
     assert_eq!(open("preset=roce").unwrap_err().kind(), ErrorKind::Config);
 }
+
+#[test]
+fn loopback_is_opened_by_name_and_says_what_it_is() {
+    let (first, second) = (open("preset=loopback").unwrap(), open("preset=loopback").unwrap());
+    let (at_second, reply) = second.accept(&first.offer().unwrap()).unwrap();
+    let (at_first, completion) = first.complete(&reply).unwrap();
+    assert_eq!(second.finish(&completion).unwrap(), at_second);
+    assert_eq!(first.peer_info(at_first).unwrap().transport, "mock-loopback");
+    let probe = (kvx_mock::REGISTRATION.probe)(&"preset=loopback".parse().unwrap());
+    let Probe::Available { detail, capabilities } = probe else { panic!() };
+    assert!(detail.contains("loopback: no fabric"), "{detail}");
+    assert_eq!(&*capabilities, first.capabilities());
+    // It does not meet the simulated fabric.
+    let error = first.accept(&open("seed=0").unwrap().offer().unwrap()).unwrap_err();
+    assert_eq!(error.as_mismatch().expect("a mismatch").field, "fabric");
+}

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use kvx_core::ErrorKind;
 use kvx_core::backend::{Submit, TransferBackend as _};
+use kvx_core::handshake::Handshake as _;
 use kvx_core::id::TransferId;
 use kvx_core::transfer::Mode;
 use kvx_mock::{Fabric, Preset, Timing, What};
@@ -77,4 +79,51 @@ fn waiting_for_room_ends_with_the_connection() {
         while reach.fabric.advance(1) == 1 {}
         assert_eq!(told(&reach.second), [Told::Notified(vec![0]), Told::Down(false)]);
     }
+}
+
+/// One that meets new peers all the time and never hears that the old ones are gone.
+#[test]
+fn ended_connections_that_nobody_polls_are_bounded() {
+    let fabric = Fabric::manual(1);
+    let first = fabric.backend(Preset::rc().with_timing(Timing::ZERO).unwrap(), "first");
+    let preset = Preset::rc().with_timing(Timing::ZERO).unwrap();
+    let mut met = 0;
+    let error = loop {
+        let second = fabric.backend(preset.clone(), "second");
+        match second.accept(&first.offer().unwrap()).and_then(|(_, reply)| first.complete(&reply)) {
+            Ok(_) => met += 1,
+            Err(error) => break error,
+        }
+        drop(second);
+        assert!(fabric.run_until_idle(100));
+    };
+    assert_eq!(met, Preset::MOST_NOTIFICATIONS);
+    assert_eq!(error.kind(), ErrorKind::Resources);
+    assert!(error.to_string().contains("poll this backend"), "{error}");
+    assert_eq!(told(&first).len(), met);
+    let second = fabric.backend(preset, "second");
+    meet(&first, &second);
+}
+
+/// What waited for room and was given up is forgotten with its connection, though nobody polls.
+#[test]
+fn whoever_fills_severs_and_comes_again_leaves_nothing() {
+    let preset = Preset::rc().with_most_notifications(1).with_timing(Timing::ZERO).unwrap();
+    let fabric = Fabric::manual(1);
+    let (first, second) = (fabric.backend(preset.clone(), "1"), fabric.backend(preset, "2"));
+    for round in 0..20 {
+        let (peer, _) = meet(&first, &second);
+        for id in 0..10 {
+            let id = TransferId(round * 10 + id);
+            let submitted = first.submit(id, peer, Mode::Write, &[], Some(b"x")).unwrap();
+            assert_eq!(submitted, Submit::Submitted);
+        }
+        first.sever(peer).unwrap();
+        assert!(fabric.run_until_idle(1000));
+        let list = told(&first);
+        let done = list.iter().filter(|told| matches!(told, Told::Done(_))).count();
+        assert_eq!((list.len(), done), (11, usize::from(round == 0)), "round {round}: {list:?}");
+    }
+    // The one that arrived, and that twenty connections are over.
+    assert_eq!(told(&second).len(), 21);
 }
