@@ -28,7 +28,7 @@ pub(crate) struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The simulated one.
-    Simulated(Preset),
+    Simulated(Box<Preset>),
     /// The one for speed tests.
     Loopback,
 }
@@ -43,7 +43,7 @@ impl Kind {
         if name == LOOPBACK {
             return Ok(Self::Loopback);
         }
-        Preset::by_name(name).map(Self::Simulated).map_err(|_| {
+        Preset::by_name(name).map(|preset| Self::Simulated(Box::new(preset))).map_err(|_| {
             Error::config("preset", format!("no preset is named {name:?}"))
                 .with_context("presets", Self::names().join(", "))
         })
@@ -71,7 +71,7 @@ impl Config {
             seed: config.value("seed")?.unwrap_or(0),
             kind: config
                 .text("preset")
-                .map_or_else(|| Ok(Kind::Simulated(Preset::rc())), Kind::by_name)?,
+                .map_or_else(|| Ok(Kind::Simulated(Box::new(Preset::rc()))), Kind::by_name)?,
         })
     }
 }
@@ -84,7 +84,7 @@ impl Opener for Open {
     async fn open(&self, config: &BackendConfig) -> Result<Arc<dyn TransferBackend>> {
         let Config { seed, kind } = Config::read(config)?;
         Ok(match kind {
-            Kind::Simulated(preset) => shared(seed)?.backend(preset, "mock"),
+            Kind::Simulated(preset) => shared(seed)?.backend(*preset, "mock"),
             Kind::Loopback => shared_loopback(seed)?.backend("mock")?,
         })
     }
@@ -109,6 +109,10 @@ fn shared_loopback(seed: u64) -> Result<Loopback> {
 static SHARED: Mutex<BTreeMap<u64, Weak<Shared>>> = Mutex::new(BTreeMap::new());
 
 /// The process's fabric of this seed: made for the first backend, gone with the last.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "two processes' fabrics must differ, whatever their seeds"
+)]
 fn shared(seed: u64) -> Result<Fabric> {
     let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(shared) = all.get(&seed).and_then(Weak::upgrade) {
@@ -127,10 +131,10 @@ mod tests {
     #[test]
     fn options_have_defaults_and_are_refused_by_name() {
         let config = Config::read(&BackendConfig::new()).unwrap();
-        assert_eq!((config.seed, config.kind), (0, Kind::Simulated(Preset::rc())));
+        assert_eq!((config.seed, config.kind), (0, Kind::Simulated(Box::new(Preset::rc()))));
         let config: BackendConfig = "seed=7,preset=ucx-tcp".parse().unwrap();
         let config = Config::read(&config).unwrap();
-        assert_eq!((config.seed, config.kind), (7, Kind::Simulated(Preset::ucx_tcp())));
+        assert_eq!((config.seed, config.kind), (7, Kind::Simulated(Box::new(Preset::ucx_tcp()))));
         let config = Config::read(&"preset=loopback".parse().unwrap()).unwrap();
         assert_eq!((config.seed, config.kind), (0, Kind::Loopback));
         for (bad, named) in [

@@ -58,7 +58,43 @@ impl Fabric {
     }
 
     /// As [`new`](Self::new), but polling moves nothing: for simulations that have other clocks to keep in step.
-    /// [`next_at`](Self::next_at) tells when something happens next, [`advance_by`](Self::advance_by) lets it happen.
+    /// [`next_at`](Self::next_at) tells when something happens next, [`advance`](Self::advance) and
+    /// [`advance_by`](Self::advance_by) let it happen.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use kvx_core::backend::{Events, TransferBackend as _};
+    /// use kvx_core::handshake::Handshake as _;
+    /// use kvx_core::id::TransferId;
+    /// use kvx_core::transfer::Mode;
+    /// use kvx_mock::{Fabric, Preset};
+    ///
+    /// # fn main() -> kvx_core::Result<()> {
+    /// let fabric = Fabric::manual(7);
+    /// let (one, other) = (fabric.backend(Preset::rc(), "one"), fabric.backend(Preset::rc(), "other"));
+    /// let (_, reply) = other.accept(&one.offer()?)?;
+    /// let (peer, completion) = one.complete(&reply)?;
+    /// other.finish(&completion)?;
+    /// let _submitted = one.submit(TransferId(1), peer, Mode::Write, &[], Some(b"hello"))?;
+    ///
+    /// // Polling gives nothing, however often, until time is moved on.
+    /// let mut events = Events::with_limit(8);
+    /// other.poll(&mut events);
+    /// assert!(events.is_empty());
+    ///
+    /// // To just before the next thing that happens, and to it.
+    /// let next = fabric.next_at().expect("a notification is under way");
+    /// assert_eq!(fabric.advance_by(next - fabric.now() - Duration::from_nanos(1)), 0);
+    /// assert_eq!(fabric.advance(1), 1);
+    /// assert_eq!(fabric.now(), next);
+    ///
+    /// // To the end of everything.
+    /// assert!(fabric.run_until_idle(1000));
+    /// other.poll(&mut events);
+    /// assert!(!events.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn manual(seed: u64) -> Self {
         Self::make(FabricId { seed, process: [0; 16] }, Pace::Manual)
@@ -160,6 +196,24 @@ impl Fabric {
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.with(|net| net.log.digest())
+    }
+
+    /// What is left of engines, connections and things to come, in words: `None` when all backends are gone and nothing is.
+    #[must_use]
+    pub fn remains(&self) -> Option<String> {
+        self.with(|net| {
+            let counts = [
+                ("engines", net.engines.len()),
+                ("incarnations", net.incarnations.len()),
+                ("connections", net.connections.len()),
+                ("pairs", net.pairs.len()),
+                ("partitions", net.cuts.len()),
+                ("scheduled", net.schedule.len()),
+            ];
+            let left = counts.iter().filter(|(_, count)| *count > 0);
+            let left: Vec<String> = left.map(|(what, count)| format!("{count} {what}")).collect();
+            (!left.is_empty()).then(|| left.join(", "))
+        })
     }
 
     /// Runs `act` on the state. Regions that it gives up are dropped after the lock is, because what backs them is

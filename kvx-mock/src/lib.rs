@@ -20,6 +20,7 @@ mod probe;
 pub mod rule;
 pub mod rules;
 mod schedule;
+pub mod sim;
 mod slots;
 mod step;
 mod timing;

@@ -76,6 +76,10 @@ impl Schedule {
         self.list.first_key_value().map(|(key, _)| key.at)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Weak};
 
-use kvx_core::id::{Incarnation, PeerId, RegionId, RemoteRegionId};
+use kvx_core::id::{PeerId, RegionId, RemoteRegionId};
 use kvx_core::memory::{KeyBlob, MemoryRegistry, Region};
 use kvx_core::{Error, Result};
 
 use super::backend::LoopbackBackend;
 use super::connection::Lane;
 use super::engine::{Imported, Registered};
-use super::lock;
+use super::{lock, random};
 use crate::engine::RemoteKey;
 use crate::error::{BACKEND, down, malformed, stale};
 use crate::memory::too_many;
@@ -89,7 +89,7 @@ impl MemoryRegistry for LoopbackBackend {
 
 /// What a peer must know to reach a region.
 fn secret() -> Result<u64> {
-    let bytes = Incarnation::random()?;
+    let bytes = random()?;
     let first = bytes.as_bytes().first_chunk().copied().unwrap_or_default();
     Ok(u64::from_le_bytes(first))
 }

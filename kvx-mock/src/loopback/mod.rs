@@ -87,7 +87,7 @@ impl Loopback {
 
     /// One among those that are told apart by a number.
     pub(crate) fn with_seed(seed: u64) -> Result<Self> {
-        let id = FabricId { seed, process: *Incarnation::random()?.as_bytes() };
+        let id = FabricId { seed, process: *random()?.as_bytes() };
         Ok(Self { hub: Arc::new(Hub { id, state: Mutex::default() }) })
     }
 
@@ -99,7 +99,7 @@ impl Loopback {
     /// As for [`new`](Self::new).
     pub fn backend(&self, name: impl Into<Arc<str>>) -> Result<Arc<LoopbackBackend>> {
         let name = name.into();
-        let engine = Arc::new(Engine::new(Incarnation::random()?));
+        let engine = Arc::new(Engine::new(random()?));
         let mut state = self.hub.lock();
         state.engines.insert(engine.incarnation, Arc::downgrade(&engine));
         state.named.retain(|_, engine| engine.strong_count() > 0);
@@ -191,6 +191,15 @@ impl Hub {
         }
         connection.end(me, None, theirs);
     }
+}
+
+/// Sixteen bytes that nobody has drawn before.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this fabric has no seed, and its engines are unlike any others"
+)]
+fn random() -> Result<Incarnation> {
+    Incarnation::random()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
