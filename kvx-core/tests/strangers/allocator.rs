@@ -3,23 +3,24 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Counts what this thread holds, and the most that it has held.
+/// Counts what this thread holds since it was last asked, and the most that it has held.
 struct Counting;
 
 thread_local! {
-    static HELD: Cell<usize> = const { Cell::new(0) };
-    static PEAK: Cell<usize> = const { Cell::new(0) };
+    // Below zero where memory is freed that another thread, or this one before it was asked, allocated.
+    static HELD: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
     static LARGEST: Cell<usize> = const { Cell::new(0) };
 }
 
 fn add(bytes: usize) {
     LARGEST.set(LARGEST.get().max(bytes));
-    let held = HELD.get().wrapping_add(bytes);
-    HELD.set(held);
-    // What another thread allocated and this one frees wraps below zero: no peak.
-    if held < isize::MAX.cast_unsigned() {
-        PEAK.set(PEAK.get().max(held));
-    }
+    HELD.set(HELD.get().wrapping_add(bytes.cast_signed()));
+    PEAK.set(PEAK.get().max(HELD.get()));
+}
+
+fn take_away(bytes: usize) {
+    HELD.set(HELD.get().wrapping_sub(bytes.cast_signed()));
 }
 
 // SAFETY: all calls are passed on as they are; counting neither allocates nor unwinds (the cells have constant initial
@@ -32,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        HELD.set(HELD.get().wrapping_sub(layout.size()));
+        take_away(layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(at, layout) }
     }
@@ -40,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Both exist for a moment.
         add(size);
-        HELD.set(HELD.get().wrapping_sub(layout.size()));
+        take_away(layout.size());
         // SAFETY: as above.
         unsafe { System.realloc(at, layout, size) }
     }
@@ -60,11 +61,11 @@ pub(crate) struct Taken {
 
 /// Does `work`, and says what it took on this thread.
 pub(crate) fn measure<T>(work: impl FnOnce() -> T) -> (T, Taken) {
-    let before = HELD.get();
-    PEAK.set(before);
+    HELD.set(0);
+    PEAK.set(0);
     LARGEST.set(0);
     let result = work();
-    (result, Taken { held: PEAK.get() - before, largest: LARGEST.get() })
+    (result, Taken { held: PEAK.get().cast_unsigned(), largest: LARGEST.get() })
 }
 
 #[test]
