@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvx_core::backend::{Event, Outcome, SEVER_BOUND};
-use kvx_core::capability::{Capabilities, Revoke};
+use kvx_core::capability::{Capabilities, Ordering, Revoke};
 use kvx_core::id::{PeerId, TransferId};
 use kvx_core::memory::Region;
 use kvx_core::transfer::Mode;
@@ -43,6 +43,7 @@ pub enum Seen {
 ///   and the connection lives; never, where the data is not complete;
 /// - *peer down* once, after the last *settled*, and nothing of the peer after it; without an error only where this side
 ///   ended the connection; within [`SEVER_BOUND`] of that;
+/// - where an order per peer is claimed: no write becomes visible after one that was posted later;
 /// - handles that are never given out again;
 /// - no more in flight than [`max_in_flight`](kvx_core::capability::Limits::max_in_flight).
 ///
@@ -57,6 +58,7 @@ pub struct Checker {
     /// Connections that have ended for one side at least.
     ended: BTreeSet<u64>,
     next_connection: u64,
+    next_order: u64,
 }
 
 struct Life {
@@ -88,7 +90,13 @@ impl Checker {
             open: BTreeSet::new(),
             ended: BTreeSet::new(),
             next_connection: 0,
+            next_order: 0,
         }
+    }
+
+    /// Holds the backend to these capabilities from now on.
+    pub fn expect(&mut self, capabilities: Capabilities) {
+        self.capabilities = capabilities;
     }
 
     /// An engine begins to live. Its region is filled with `contents`, which are as many bytes.
@@ -205,7 +213,7 @@ impl Checker {
         let handle = self.handle(from, peer)?;
         let (to, connection) = (handle.other, handle.connection);
         let (source, target) = if mode == Mode::Read { (to, from) } else { (from, to) };
-        let mut targets = Vec::new();
+        let (mut targets, bare) = (Vec::new(), segments.is_empty());
         for (mine, theirs, bytes) in segments {
             let (at, into) = if mode == Mode::Read { (theirs, mine) } else { (mine, theirs) };
             // The memory of a dead peer is nobody's business any more.
@@ -230,11 +238,15 @@ impl Checker {
             mode,
             notify,
             notified: false,
+            order: self.next_order,
+            overtaken: false,
             cancelled: false,
             fate: Fate::Open,
+            bare,
             targets,
             complete: None,
         };
+        self.next_order += 1;
         self.flights.insert(id.0, flight);
         self.open.insert(id.0);
         Ok(())
@@ -420,6 +432,41 @@ impl Checker {
         }
         let complete = self.flights.get(&id.0).and_then(|flight| flight.complete);
         ensure!(!done || complete == Some(true), "{name}: {id} is done, and its data is not there");
+        let overtaken = self.flights.get(&id.0).is_some_and(|flight| flight.overtaken);
+        ensure!(!(done && overtaken), "{name}: {id} was visible only after one posted later");
+        if done {
+            self.is_visible(id.0)?;
+        }
+        Ok(())
+    }
+
+    /// All data of a write is there. Where an order is claimed, so must be that of those before it, unless they fail.
+    fn is_visible(&mut self, id: u64) -> Result<(), Violation> {
+        let Some(flight) = self.flights.get(&id) else { return Ok(()) };
+        // A bare notification is ordered after nothing.
+        let counts = flight.mode == Mode::Write && !flight.bare;
+        if !counts || self.capabilities.ordering != Ordering::PerPeer {
+            return Ok(());
+        }
+        let (from, peer, order) = (flight.from, flight.peer, flight.order);
+        let before = self.open_ones(|other| {
+            other.from == from
+                && other.peer == peer
+                && other.order < order
+                && other.mode == Mode::Write
+                && other.complete.is_none()
+        });
+        for id in before {
+            let Some(flight) = self.flights.get(&id) else { continue };
+            let (target, targets) = (flight.target(), flight.targets.clone());
+            let mut there = true;
+            for at in targets {
+                there &= self.memory(target).map_or(Ok(true), |memory| memory.has_landed(at))?;
+            }
+            if let Some(flight) = self.flights.get_mut(&id) {
+                flight.overtaken |= !there;
+            }
+        }
         Ok(())
     }
 
@@ -461,6 +508,7 @@ impl Checker {
             there &= self.memory(target).map_or(Ok(true), |memory| memory.has_landed(at))?;
         }
         ensure!(there, "{name} was notified of {id}, and its data is not there");
+        self.is_visible(id)?;
         Ok(Seen::Notified(TransferId(id)))
     }
 

@@ -159,6 +159,7 @@ impl<'a> World<'a> {
             self.fabric.restart(&name).map_err(wrong("restart"))?
         };
         let backend = (self.exchange.wrap)(backend);
+        self.checker.expect(backend.capabilities().clone());
         self.weather.reborn(&name);
         let region = Region::host(REGION_BYTES).map_err(wrong("memory"))?;
         // A rule may fail it, but not for ever.

@@ -41,8 +41,14 @@ pub(super) struct Flight {
     pub(super) mode: Mode,
     pub(super) notify: Option<Vec<u8>>,
     pub(super) notified: bool,
+    /// How many were posted before it.
+    pub(super) order: u64,
+    /// Whether the data of one that was posted later to the same peer was there first.
+    pub(super) overtaken: bool,
     pub(super) cancelled: bool,
     pub(super) fate: Fate,
+    /// Whether it has no data.
+    pub(super) bare: bool,
     /// Where its target ranges begin, while the checker expects them to change.
     pub(super) targets: Vec<u64>,
     /// Once they are expected to change no more: whether all the data was there then.

@@ -16,6 +16,7 @@ fn found(fault: Fault) -> Box<Failure> {
         // Where it is promised, it must be kept.
         let exchange = match fault {
             Fault::RevokedInNameOnly => exchange.preset(Preset::rc()),
+            Fault::OrderClaimed => exchange.preset(Preset::efa()),
             _ => exchange,
         };
         exchange.wrap(move |backend| Arc::new(Saboteur::new(backend, fault))).run().err()
@@ -45,6 +46,7 @@ fn every_planted_fault_is_found() {
             Fault::FullButPosted => "nothing is under way",
             Fault::StalePeerAccepted => "severing a peer that is down is accepted",
             Fault::DownNever => "stale or unknown peer",
+            Fault::OrderClaimed => "only after one posted later",
             Fault::WrittenForRead => "is done, and",
         };
         assert!(failure.violation.to_string().contains(words), "{fault:?}: {}", failure.violation);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use kvx_core::Result;
 use kvx_core::backend::{Event, Events, Outcome, PeerInfo, Submit, TransferBackend};
-use kvx_core::capability::Capabilities;
+use kvx_core::capability::{Capabilities, Ordering};
 use kvx_core::handshake::{Handshake, HandshakeBytes};
 use kvx_core::id::{Incarnation, PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::memory::{KeyBlob, MemoryRegistry, Region};
@@ -49,10 +49,12 @@ pub(crate) enum Fault {
     DownNever,
     /// Source and target of a read are mixed up with a write's.
     WrittenForRead,
+    /// An order of batches is claimed, and there is none.
+    OrderClaimed,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::NotifiedBeforeData,
         Self::ReadAgainAfterSettled,
         Self::SettledTwice,
@@ -69,6 +71,7 @@ impl Fault {
         Self::StalePeerAccepted,
         Self::DownNever,
         Self::WrittenForRead,
+        Self::OrderClaimed,
     ];
 }
 
@@ -76,6 +79,7 @@ impl Fault {
 pub(crate) struct Saboteur {
     inner: Arc<MockBackend>,
     fault: Fault,
+    capabilities: Capabilities,
     state: Mutex<State>,
 }
 
@@ -100,7 +104,11 @@ impl State {
 
 impl Saboteur {
     pub(crate) fn new(inner: Arc<MockBackend>, fault: Fault) -> Self {
-        Self { inner, fault, state: Mutex::default() }
+        let mut capabilities = inner.capabilities().clone();
+        if fault == Fault::OrderClaimed {
+            capabilities.ordering = Ordering::PerPeer;
+        }
+        Self { inner, fault, capabilities, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -212,7 +220,7 @@ impl TransferBackend for Saboteur {
     }
 
     fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
+        &self.capabilities
     }
 
     fn submit(
