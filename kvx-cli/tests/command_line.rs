@@ -93,9 +93,15 @@ fn backends_are_listed_with_what_they_can_do() {
     assert_eq!((&mock["name"], &mock["state"]), (&"mock".into(), &"available".into()));
     assert_eq!(mock["capabilities"]["read"], true);
     assert_eq!(mock["rank"], serde_json::Value::Null);
-    assert!(list["choice"]["error"]["remedy"].is_string());
+    let demo_uses = if cfg!(feature = "shm") {
+        assert_eq!(list["choice"]["backend"], "shm");
+        "kvx demo uses shm"
+    } else {
+        assert!(list["choice"]["error"]["remedy"].is_string());
+        "kvx demo uses the mock"
+    };
     let run = kvx("backends");
-    for words in ["mock", "available", "read, write", "segment 2 GiB", "kvx demo uses the mock"] {
+    for words in ["mock", "available", "read, write", "segment 2 GiB", demo_uses] {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
     }
 }

@@ -59,8 +59,10 @@ fn what_is_printed_has_all_that_others_read() {
     let report = good(SMALL);
     assert_eq!(number(&report, "requests"), 6);
     assert!(number(&report, "bytes") > 0 && number(&report, "segments") > 0);
-    assert_eq!(report["backend"], "mock");
-    assert_eq!(report["transport"], "mock-rc");
+    let (backend, transport) =
+        if cfg!(feature = "shm") { ("shm", "shm") } else { ("mock", "mock-rc") };
+    assert_eq!(report["backend"], backend);
+    assert_eq!(report["transport"], transport);
     assert_eq!(report["in_process"], true);
     assert_eq!(report["mode"], "read");
     assert_eq!(report["seed"], 0);
@@ -80,7 +82,11 @@ fn people_are_told_the_same() {
     for words in [
         "geometry scaled 1/",
         "layers 32 → 2",
-        "backend   mock (in-process): no fabric backend is built in",
+        if cfg!(feature = "shm") {
+            "backend   shm: "
+        } else {
+            "backend   mock (in-process): no fabric backend is built in"
+        },
         "verified",
         "the consumer held",
     ] {

@@ -17,6 +17,8 @@ pub use select::{Choice, Considered, Policy, Reason, Verdict, choose, offers, op
 pub static BUILTIN: &[&Registration] = &[
     #[cfg(feature = "mock")]
     &kvx_mock::REGISTRATION,
+    #[cfg(feature = "shm")]
+    &kvx_shm::REGISTRATION,
 ];
 
 /// All backends of this program, sorted by name: those built in, and those of vendors.

@@ -32,7 +32,7 @@ mod environment {
             assert_eq!(policy.options.text("a"), Some("b"));
             let error = choose(&policy, None).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
-            assert!(error.to_string().contains("named by KVX_BACKEND"), "{error}");
+            assert!(error.to_string().contains("named_by=KVX_BACKEND"), "{error}");
         }
     }
 
@@ -61,10 +61,11 @@ mod mock {
 
     #[test]
     fn the_mock_is_never_chosen_unasked() {
-        let error = choose(&Policy::default(), None).unwrap_err();
+        // The peer has nothing else.
+        let error = choose(&Policy::default(), Some(&["mock"])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("mock=never chosen unasked"), "{error}");
-        assert!(offers(&Policy::default()).unwrap().is_empty());
+        assert!(!offers(&Policy::default()).unwrap().contains(&"mock"));
     }
 
     #[test]
@@ -82,5 +83,23 @@ mod mock {
         assert_eq!(backend.capabilities(), efa.capabilities());
         let error = runtime.block_on(open(&choice, &"sed=1".parse().unwrap())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
+    }
+}
+
+#[cfg(all(feature = "shm", target_os = "linux"))]
+mod shm {
+    use kvx_connector::{Policy, choose, offers, open};
+
+    #[test]
+    fn it_needs_nothing_installed_so_it_is_chosen_unasked() {
+        assert!(offers(&Policy::default()).unwrap().contains(&"shm"));
+        let choice = choose(&Policy::default(), Some(&["shm", "mock"])).unwrap();
+        assert_eq!(choice.registration.name, "shm");
+        assert!(choice.detail.contains("borrowed memory"), "{choice}");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let policy = Policy { options: "copy_threads=2".parse().unwrap(), ..Policy::default() };
+        let backend = runtime.block_on(open(&choice, &policy.options)).unwrap();
+        assert_eq!(backend.name(), "shm");
+        runtime.block_on(backend.close()).unwrap();
     }
 }

@@ -9,7 +9,8 @@ mod registered {
     use std::process::Command;
 
     /// Every feature that stands for a backend, and whether it is enabled.
-    const FEATURES: &[(&str, bool)] = &[("mock", cfg!(feature = "mock"))];
+    const FEATURES: &[(&str, bool)] =
+        &[("mock", cfg!(feature = "mock")), ("shm", cfg!(feature = "shm"))];
 
     fn enabled() -> Vec<&'static str> {
         let mut names: Vec<_> =

@@ -1,0 +1,454 @@
+//! What the backend and its threads share, and how connections begin and end.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvx_core::backend::{Event, Outcome};
+use kvx_core::capability::Capabilities;
+use kvx_core::id::{Incarnation, PeerId};
+use kvx_core::{Error, Result};
+use rustix::event::{EventfdFlags, epoll};
+
+use crate::config::Options;
+use crate::error::{BACKEND, closed, down, system};
+use crate::handshake::Hand;
+use crate::host::{self, Host};
+use crate::link::{Mine, OwnTable};
+use crate::message::{Hello, Message, Probe};
+use crate::state::{Dialing, Phase, Source, State};
+use crate::sys::socket;
+
+/// How long the last reader on the other side of a connection that is over is waited for. A reader looks up much more often;
+/// one that does not by then is a process that stands still.
+pub(crate) const READER_BOUND: Duration = Duration::from_millis(1000);
+
+/// How long a peer has to answer once the handshake is complete.
+pub(crate) const CONNECT_BOUND: Duration = Duration::from_secs(5);
+
+pub(crate) const TOKEN_WAKE: u64 = 1 << 62;
+pub(crate) const TOKEN_LISTENER: u64 = (1 << 62) + 1;
+
+pub(crate) struct Shared {
+    pub(crate) incarnation: [u8; 16],
+    pub(crate) host: Host,
+    pub(crate) options: Options,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) table: OwnTable,
+    pub(crate) epoll: OwnedFd,
+    wake: OwnedFd,
+    /// Readable while there are events.
+    pub(crate) signal: OwnedFd,
+    /// Peers try to read this one's memory here.
+    probe: Box<AtomicU64>,
+    probe_value: u64,
+    state: Mutex<State>,
+    /// There is something to do for threads that copy.
+    work: Condvar,
+    /// A lane of a connection that is over has no thread any more.
+    quiet: Condvar,
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The name under which an engine listens. No file stands for it.
+pub(crate) fn socket_name(incarnation: &[u8; 16]) -> String {
+    format!("kvx-shm-{}", Incarnation::from_bytes(*incarnation))
+}
+
+/// A number that nobody can guess.
+pub(crate) fn random() -> Result<u64> {
+    let random = Incarnation::random()?;
+    Ok(u64::from_le_bytes(*random.as_bytes().first_chunk().unwrap_or(&[0; 8])))
+}
+
+impl Shared {
+    /// Everything but the threads, and the socket on which to listen.
+    pub(crate) fn new(options: &Options) -> Result<(Self, OwnedFd)> {
+        let failed = |error| system("open", "a descriptor cannot be had", error);
+        let host = Host::here()
+            .map_err(|error| system("open", "/proc does not say where this process is", error))?;
+        let incarnation = *Incarnation::random()?.as_bytes();
+        let listener = socket::listen(socket_name(&incarnation).as_bytes()).map_err(failed)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let descriptor = || rustix::event::eventfd(0, flags).map_err(|e| failed(e.into()));
+        let (wake, signal) = (descriptor()?, descriptor()?);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        let readable = epoll::EventFlags::IN;
+        for (source, token) in [(&wake, TOKEN_WAKE), (&listener, TOKEN_LISTENER)] {
+            let data = epoll::EventData::new_u64(token);
+            epoll::add(&epoll, source, data, readable).map_err(|e| failed(e.into()))?;
+        }
+        let table = OwnTable::new().map_err(failed)?;
+        let probe_value = random()?;
+        let shared = Self {
+            incarnation,
+            host,
+            options: options.clone(),
+            capabilities: crate::probe::capabilities(options),
+            table,
+            epoll,
+            wake,
+            signal,
+            probe: Box::new(AtomicU64::new(probe_value)),
+            probe_value,
+            state: Mutex::default(),
+            work: Condvar::new(),
+            quiet: Condvar::new(),
+            threads: Mutex::default(),
+        };
+        Ok((shared, listener))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the descriptor readable, as there are events.
+    pub(crate) fn signal(&self, state: &mut State) {
+        if !state.signalled && !state.events.is_empty() {
+            state.signalled = true;
+            // It can fail only where its counter is full, and then it is readable.
+            let _ = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The thread that sleeps on the sockets is to look at everything.
+    pub(crate) fn wake(&self) {
+        // As for `signal`.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn woken(&self) {
+        let mut count = [0; 8];
+        // It may have been read before.
+        let _ = rustix::io::read(&self.wake, &mut count);
+    }
+
+    /// Wakes as many threads as there are jobs.
+    pub(crate) fn employ(&self, state: &State) {
+        match state.runnable.len() {
+            0 => {}
+            1 => self.work.notify_one(),
+            _ => self.work.notify_all(),
+        }
+    }
+
+    pub(crate) fn wait_for_work<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+    ) -> MutexGuard<'a, State> {
+        self.work.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn idle_lanes(&self) {
+        self.quiet.notify_all();
+    }
+
+    pub(crate) fn wait_for_quiet<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        limit: Duration,
+    ) -> MutexGuard<'a, State> {
+        self.quiet.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Ends all threads.
+    pub(crate) fn finish(&self, state: &mut State) {
+        state.finished = true;
+        state.early.clear();
+        self.work.notify_all();
+        state.wakers.drain(..).for_each(std::task::Waker::wake);
+    }
+
+    /// The peer that a message of the handshake is from, known from now on.
+    pub(crate) fn meet(
+        &self,
+        state: &mut State,
+        operation: &'static str,
+        hand: &Hand,
+    ) -> Result<PeerId> {
+        if state.closed {
+            return Err(closed(operation));
+        }
+        if let Some(known) = state.known(&hand.from) {
+            // It may have ended the connection, and this side not have heard of it yet.
+            let over = state.peers.get(known).is_some_and(|peer| {
+                let other = peer.their_word.is_some_and(|word| hand.word != 0 && word != hand.word);
+                other || peer.link.as_ref().is_some_and(|link| socket::is_over(&link.socket))
+            });
+            if !over {
+                return Ok(known);
+            }
+            self.end(state, known, Some("the peer has ended the connection".into()));
+        }
+        let word = random()? | 1;
+        let peer = state.peers.insert(crate::state::Peer::new(hand.from, hand.host, word));
+        let peer = peer.ok_or_else(|| {
+            Error::new(kvx_core::ErrorKind::Resources, operation, "as many peers as can be named")
+                .with_backend(BACKEND)
+        })?;
+        state.open.insert(hand.from, peer);
+        Ok(peer)
+    }
+
+    /// The handshake allows posting from now on. The word is the peer's.
+    pub(crate) fn agree(
+        &self,
+        state: &mut State,
+        operation: &'static str,
+        peer: PeerId,
+        word: u64,
+    ) -> Result<()> {
+        let Some(known) = state.peers.get_mut(peer) else {
+            return Err(down(operation, "the connection is over"));
+        };
+        if word == 0 || known.their_word.is_some_and(|known| known != word) {
+            return Err(down(operation, "the message belongs to another connection"));
+        }
+        known.their_word = Some(word);
+        if known.ready.is_none() {
+            known.ready = Some(Instant::now());
+        }
+        if operation == "complete"
+            && known.link.is_none()
+            && known.dialing.is_none()
+            && let Err(error) = self.dial(state, peer)
+        {
+            self.end(state, peer, Some(error.to_string()));
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Connects to a peer. Where that one has no time now, it is tried again later.
+    pub(crate) fn dial(&self, state: &mut State, peer: PeerId) -> Result<()> {
+        let Some((incarnation, word, own_word)) = state
+            .peers
+            .get(peer)
+            .and_then(|known| Some((known.incarnation, known.their_word?, known.word)))
+        else {
+            return Ok(());
+        };
+        let socket = match socket::dial(socket_name(&incarnation).as_bytes()) {
+            Ok(socket) => socket,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => {
+                return Err(down("connect", "the peer does not listen: it is gone, or its socket \
+                    is in another network namespace")
+                .with_native(error.raw_os_error().unwrap_or(0).into())
+                .with_source(error));
+            }
+        };
+        let failed = |error| system("connect", "the connection cannot be made", error);
+        let who = socket::peer(&socket).map_err(failed)?;
+        self.admit(who.uid)?;
+        host::allow(self.options.ptracer, who.pid);
+        let mine = Mine::new().map_err(failed)?;
+        let hello = self.hello(incarnation, word, own_word);
+        let carried = [mine.fd(), self.table.fd()];
+        match socket::send(&socket, &hello.encode(), &carried) {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        }
+        let token = state.token(Source::Peer(peer));
+        self.watch(&socket, token).map_err(failed)?;
+        if let Some(known) = state.peers.get_mut(peer) {
+            known.inbox = socket::Inbox::default();
+            known.tokens.push(token);
+            known.dialing = Some(Dialing { socket, mine, token });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn hello(&self, to: [u8; 16], word: u64, own_word: u64) -> Message {
+        let address = std::ptr::from_ref(&*self.probe).addr() as u64;
+        let probe = Probe { address, value: self.probe_value };
+        Message::Hello(Hello { from: self.incarnation, to, word, own_word, probe })
+    }
+
+    /// Whether the policy lets this user's processes in.
+    pub(crate) fn admit(&self, user: u32) -> Result<()> {
+        let mine = rustix::process::geteuid().as_raw();
+        if self.options.users.admit(mine, user) {
+            return Ok(());
+        }
+        Err(Error::peer("connect", "the peer runs as a user that may not connect")
+            .with_backend(BACKEND)
+            .with_context("user", user)
+            .with_context("this_user", mine)
+            .with_context("users", self.options.users)
+            .with_remedy("run both as one user, or set the option users"))
+    }
+
+    /// The kernel tells of this descriptor from now on.
+    pub(crate) fn watch(&self, source: &OwnedFd, token: u64) -> std::io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        Ok(epoll::add(&self.epoll, source, data, flags)?)
+    }
+
+    pub(crate) fn watch_no_more(&self, source: &OwnedFd) {
+        // It may never have been watched.
+        let _ = epoll::delete(&self.epoll, source);
+    }
+
+    /// Ends a connection, from either side: nothing new begins. What is in flight settles once it is quiet.
+    pub(crate) fn end(&self, state: &mut State, peer: PeerId, why: Option<String>) {
+        let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open)
+        else {
+            return;
+        };
+        known.phase = Phase::Closing(why, Instant::now() + READER_BOUND);
+        if let Some(link) = &known.link {
+            link.end();
+        }
+        if let Some(dialing) = known.dialing.take() {
+            self.watch_no_more(&dialing.socket);
+        }
+        known.reads.jobs.clear();
+        known.serves.jobs.clear();
+        known.out.clear();
+        known.unsent.clear();
+        known.locating.clear();
+        let incarnation = known.incarnation;
+        state.open.remove(&incarnation);
+        state.closing.insert(peer);
+        state.wakers.drain(..).for_each(std::task::Waker::wake);
+        self.try_finish(state, peer);
+        if !state.closing.is_empty() {
+            self.wake();
+        }
+    }
+
+    /// Brings a connection that is over to its end, if all is quiet: no thread of this side copies from the peer, and none of
+    /// the peer's from this side.
+    pub(crate) fn try_finish(&self, state: &mut State, peer: PeerId) {
+        let Some(known) = state.peers.get_mut(peer) else { return };
+        let Phase::Closing(why, until) = &known.phase else { return };
+        if known.reads.busy || known.serves.busy {
+            return;
+        }
+        if let Some(link) = &known.link
+            && link.peer_is_reading()
+            && Instant::now() < *until
+        {
+            return;
+        }
+        let why = why.clone();
+        known.phase = Phase::Down;
+        if let Some(link) = known.link.take() {
+            self.watch_no_more(&link.socket);
+            if let Some(process) = &link.process {
+                self.watch_no_more(process);
+            }
+        }
+        known.foreign.clear();
+        known.sent.clear();
+        let tokens = std::mem::take(&mut known.tokens);
+        for token in tokens {
+            state.sources.remove(&token);
+        }
+        state.closing.remove(&peer);
+        let left: Vec<_> = state
+            .flights
+            .iter()
+            .filter(|(_, flight)| flight.peer == peer && !flight.over)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in left {
+            let outcome = why.clone().map_or(Outcome::Cancelled, |why| {
+                Outcome::Failed(down("transfer", why).with_context("peer", peer))
+            });
+            state.settle(id, outcome);
+        }
+        let error = why.map(|why| down("connection", why).with_context("peer", peer));
+        state.events.push_back(Event::PeerDown { peer, error });
+        self.signal(state);
+        if state.closed {
+            self.wake();
+        }
+    }
+
+    /// Closes: everything ends, and the threads after it.
+    pub(crate) fn shut(&self) {
+        let mut state = self.lock();
+        if state.closed {
+            return;
+        }
+        state.closed = true;
+        let peers: Vec<_> = state.peers.handles().collect();
+        for peer in peers {
+            self.end(&mut state, peer, None);
+        }
+        for registered in state.regions.drain() {
+            if let Some((segment, _)) = registered.shared {
+                state.uses_no_more(segment.number);
+            }
+        }
+        drop(state);
+        self.wake();
+    }
+
+    /// Puts what waits into the ring of a peer, in order, as far as there is room.
+    pub(crate) fn flush(&self, state: &mut State, peer: PeerId) {
+        let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open) else {
+            return;
+        };
+        let Some(link) = known.link.clone() else { return };
+        // Memory before the records that name it.
+        while let Some((message, segment)) = known.unsent.front() {
+            let carried = segment.as_ref().map(|segment| segment.own.fd());
+            match socket::send(&link.socket, &message.encode(), carried.as_slice()) {
+                Ok(true) => drop(known.unsent.pop_front()),
+                // No room: the thread tries again. Or it is over, which the thread will hear.
+                Ok(false) | Err(_) => return self.wake(),
+            }
+        }
+        let mut settled = Vec::new();
+        let mut put = false;
+        while let Some(outgoing) = known.out.front() {
+            if !link.put(&outgoing.record) {
+                break;
+            }
+            put = true;
+            settled.extend(outgoing.settles);
+            known.out.pop_front();
+        }
+        if known.out.is_empty() {
+            link.wants_no_room();
+        }
+        if put {
+            link.ring_bell();
+        }
+        for id in settled {
+            state.settle(id, Outcome::Done);
+        }
+        self.signal(state);
+    }
+}
+
+/// Starts a thread of the backend's.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    name: String,
+    life: impl FnOnce(Arc<Shared>) + Send + 'static,
+) -> Result<()> {
+    let own = Arc::clone(shared);
+    let thread = std::thread::Builder::new()
+        .name(name)
+        .spawn(move || {
+            let cpus = &own.options.cpus.0;
+            if !cpus.is_empty()
+                && let Err(error) = crate::sys::numa::pin(cpus)
+            {
+                tracing::warn!(backend = BACKEND, ?cpus, %error, "the thread cannot be pinned");
+            }
+            life(own);
+        })
+        .map_err(|error| system("open", "a thread cannot be started", error))?;
+    shared.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+    Ok(())
+}

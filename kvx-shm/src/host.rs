@@ -1,0 +1,208 @@
+//! Where this process is: the host, the namespaces, the user. Two engines that differ in what matters cannot meet, and are
+//! told in what.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+
+use kvx_core::{Error, Result};
+
+use crate::bytes::{Reader, Writer};
+use crate::config::Tracer;
+use crate::error::BACKEND;
+use crate::message::Probe;
+use crate::sys::vm;
+
+/// A place, as it is told to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// Drawn by the kernel when it started.
+    boot: [u8; 16],
+    /// Of the network namespace: in another one the socket cannot be found.
+    network: Namespace,
+    /// Of the namespace of process numbers: in another one, memory cannot be read through the kernel.
+    processes: Namespace,
+    user: u32,
+}
+
+/// Device and inode of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Namespace(u64, u64);
+
+impl std::fmt::Display for Namespace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.1)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Host {
+    pub(crate) const BYTES: usize = 16 + 4 * 8 + 8;
+
+    /// This process's.
+    ///
+    /// # Errors
+    ///
+    /// `/proc` does not tell.
+    pub(crate) fn here() -> io::Result<Self> {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        let boot = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?.to_be_bytes();
+        let namespace = |name: &str| {
+            let about = std::fs::metadata(format!("/proc/self/ns/{name}"))?;
+            io::Result::Ok(Namespace(about.dev(), about.ino()))
+        };
+        let user = rustix::process::geteuid().as_raw();
+        Ok(Self { boot, network: namespace("net")?, processes: namespace("pid")?, user })
+    }
+
+    pub(crate) fn encode(&self, to: &mut Writer) {
+        to.bytes(&self.boot);
+        for Namespace(device, inode) in [self.network, self.processes] {
+            to.u64(device).u64(inode);
+        }
+        to.u64(self.user.into());
+    }
+
+    pub(crate) fn decode(from: &mut Reader<'_>) -> Option<Self> {
+        let boot = from.array()?;
+        let network = Namespace(from.u64()?, from.u64()?);
+        let processes = Namespace(from.u64()?, from.u64()?);
+        Some(Self { boot, network, processes, user: u32::try_from(from.u64()?).ok()? })
+    }
+
+    /// Whether a peer there can be met from here.
+    ///
+    /// # Errors
+    ///
+    /// [`kvx_core::ErrorKind::Unsupported`], with what differs, both values, and what to do about it.
+    pub(crate) fn meets(&self, operation: &'static str, peer: &Self) -> Result<()> {
+        if self.boot != peer.boot {
+            let boots = (("this side", hex(&self.boot)), ("the peer", hex(&peer.boot)));
+            return Err(Error::mismatch_between(operation, "host (boot id)", boots.0, boots.1)
+                .with_backend(BACKEND)
+                .with_remedy("use a backend that reaches other hosts"));
+        }
+        if self.network != peer.network {
+            let both = (("this side", self.network), ("the peer", peer.network));
+            return Err(Error::mismatch_between(operation, "network namespace", both.0, both.1)
+                .with_backend(BACKEND)
+                .with_remedy(
+                    "run both in one network namespace: one pod, `docker run --network container:NAME`, or the host's",
+                ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sees_processes_of(&self, peer: &Self) -> bool {
+        self.processes == peer.processes
+    }
+}
+
+/// Whether a peer's memory can be read through the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Yes,
+    /// Why not, and what to do about it.
+    No(String),
+}
+
+impl Reach {
+    /// Tries it.
+    pub(crate) fn find(here: &Host, there: &Host, pid: i32, probe: Probe) -> Self {
+        if !here.sees_processes_of(there) {
+            return Self::No(format!(
+                "the two sides share no PID namespace ({} here, {} there); share it, or allocate the memory with kvx",
+                here.processes, there.processes
+            ));
+        }
+        match vm::can_read(pid, probe.address, probe.value) {
+            Ok(()) => Self::Yes,
+            Err(error) => {
+                let why = match (vm::ptrace_scope(), error.raw_os_error()) {
+                    (Some(3), _) => "kernel.yama.ptrace_scope is 3, which forbids it to all".into(),
+                    (Some(2), _) => {
+                        "kernel.yama.ptrace_scope is 2, which forbids it without CAP_SYS_PTRACE".into()
+                    }
+                    (Some(1), Some(libc::EPERM)) => {
+                        "kernel.yama.ptrace_scope is 1, and the peer has not allowed it; give the peer the option \
+                         ptracer=any, or this process CAP_SYS_PTRACE"
+                            .into()
+                    }
+                    (_, Some(libc::EPERM)) => format!(
+                        "the kernel forbids it ({error}): another user's process, one that is not dumpable, or a \
+                         container without CAP_SYS_PTRACE"
+                    ),
+                    (_, Some(libc::ENOSYS)) => {
+                        "the kernel, or a seccomp filter, has no process_vm_readv".into()
+                    }
+                    _ => format!("reading it failed: {error}"),
+                };
+                Self::No(format!("{why}; or allocate the memory with kvx (kvx_shm::SharedMemory)"))
+            }
+        }
+    }
+}
+
+/// Lets a peer's process read this one's memory where Yama asks for that.
+pub(crate) fn allow(tracer: Tracer, pid: i32) {
+    use rustix::process::{PTracer, Pid, set_ptracer};
+    if vm::ptrace_scope() != Some(1) {
+        return;
+    }
+    let allowed = match tracer {
+        Tracer::None => return,
+        Tracer::Any => PTracer::Any,
+        Tracer::Peer => match Pid::from_raw(pid) {
+            Some(pid) => PTracer::ProcessID(pid),
+            None => return,
+        },
+    };
+    if let Err(error) = set_ptracer(allowed) {
+        // The peer finds out that it may not read, and says so where it matters.
+        tracing::warn!(backend = BACKEND, %error, "PR_SET_PTRACER failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_come_back_and_differences_are_named() {
+        let here = Host::here().unwrap();
+        let mut bytes = Writer::default();
+        here.encode(&mut bytes);
+        assert_eq!(bytes.0.len(), Host::BYTES);
+        assert_eq!(Host::decode(&mut Reader(&bytes.0)), Some(here));
+        here.meets("accept", &here).unwrap();
+        let elsewhere = Host { boot: [9; 16], ..here };
+        let error = here.meets("accept", &elsewhere).unwrap_err();
+        assert_eq!(error.kind(), kvx_core::ErrorKind::Unsupported);
+        assert!(error.to_string().contains(&"09".repeat(16)), "{error}");
+        let apart = Host { network: Namespace(1, 4711), ..here };
+        let error = here.meets("accept", &apart).unwrap_err();
+        assert!(error.to_string().contains("network namespace"), "{error}");
+        assert!(error.to_string().contains("the peer has 4711"), "{error}");
+        assert!(error.remedy().is_some());
+        let unseen = Host { processes: Namespace(1, 4711), ..here };
+        here.meets("accept", &unseen).unwrap();
+        let probe = Probe { address: 0, value: 0 };
+        let Reach::No(why) = Reach::find(&here, &unseen, 1, probe) else { panic!("reached") };
+        assert!(why.contains("PID namespace") && why.contains("4711"), "{why}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said() {
+        let here = Host::here().unwrap();
+        let probe = Probe { address: 8, value: 0 };
+        let pid = std::process::id().cast_signed();
+        let Reach::No(why) = Reach::find(&here, &here, pid, probe) else { panic!("reached") };
+        assert!(why.contains("SharedMemory"), "{why}");
+        let word = Box::new(77_u64);
+        let probe = Probe { address: std::ptr::from_ref(&*word).addr() as u64, value: *word };
+        assert_eq!(Reach::find(&here, &here, pid, probe), Reach::Yes);
+    }
+}

@@ -1,0 +1,52 @@
+#![doc = include_str!("../README.md")]
+#![deny(clippy::undocumented_unsafe_blocks)]
+
+macro_rules! linux {
+    ($($item:item)*) => {$(
+        #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+        $item
+    )*};
+}
+
+linux! {
+    mod backend;
+    mod bytes;
+    mod config;
+    mod engine;
+    mod error;
+    mod handshake;
+    mod host;
+    mod link;
+    mod memory;
+    mod message;
+    mod poll;
+    mod post;
+    mod probe;
+    mod progress;
+    mod record;
+    mod segment;
+    mod slots;
+    mod state;
+    mod sys;
+    mod work;
+
+    pub use backend::ShmBackend;
+    pub use config::{Cpus, Options, Tracer, Users};
+    pub use segment::{HugePages, Placement, SharedMemory};
+
+    use config::Open;
+    use probe::probe;
+}
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+mod elsewhere;
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+use elsewhere::{Open, probe};
+
+kvx_core::register_backend! {
+    name: "shm",
+    about: "Shared memory of one host: engines in any processes of it",
+    rank: Some(10),
+    probe: probe,
+    opener: Open,
+}

@@ -1,0 +1,334 @@
+//! What two engines that are connected share: one page for each direction, written by one side and read by the other.
+//!
+//! A page holds a ring of records, and the words by which the two keep out of each other's way:
+//!
+//! - `tail`: how many bytes the writer of the page has ever put into its ring; `head`: how many it has taken out of the other
+//!   side's. Each side believes only its own numbers; the other's are checked whenever they are read.
+//! - `reading`: how many of the writer's threads are copying out of the other side's memory at this moment; `revoked`: the
+//!   other side's access to the writer's memory has ended. A reader counts itself in and then looks at `revoked`; an owner
+//!   sets `revoked` and then waits until `reading` is 0. Between the two steps each makes a full fence, so at least one of
+//!   them sees the other: either the reader does not begin, or the owner waits for it.
+//! - `cancelled`: for each write in flight, whether the other side need not carry it out any more.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, fence};
+
+use crate::host::Reach;
+use crate::message::Message;
+use crate::record::{ALIGN, Header, PAD};
+use crate::sys::page::{ForeignPage, OwnPage};
+use crate::sys::socket;
+
+const MAGIC: u64 = 0x6b76_7873_686d_0001;
+const AT_MAGIC: usize = 0;
+const AT_TAIL: usize = 128;
+const AT_HEAD: usize = 256;
+const AT_REVOKED: usize = 384;
+const AT_READING: usize = 512;
+const AT_WANTS_ROOM: usize = 640;
+const AT_CANCELLED: usize = 1024;
+const AT_RING: usize = 4096;
+
+/// Bytes of a ring. A record is at most half of it.
+pub(crate) const RING: usize = 1 << 20;
+const PAGE: usize = AT_RING + RING;
+
+/// Places for cancelled writes: at least as many as may be in flight.
+pub(crate) const CANCELS: u64 = 256;
+
+/// Rows of a table of regions.
+pub(crate) const MOST_REGIONS: u32 = 1 << 18;
+const AT_SLEEP: usize = 128;
+const AT_REGIONS: usize = 4096;
+const TABLE: usize = AT_REGIONS + MOST_REGIONS as usize * 8;
+
+fn region_row(slot: u32) -> usize {
+    AT_REGIONS + slot as usize * 8
+}
+
+/// One for all peers of an engine: whether its thread sleeps, and which of its regions are registered.
+#[derive(Debug)]
+pub(crate) struct OwnTable(OwnPage);
+
+impl OwnTable {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let page = OwnPage::new("kvx-shm-regions", TABLE)?;
+        page.word64(AT_MAGIC).store(MAGIC, Relaxed);
+        Ok(Self(page))
+    }
+
+    pub(crate) fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.fd()
+    }
+
+    /// Says which generation of a slot is registered, or none.
+    pub(crate) fn set(&self, slot: u32, generation: Option<u32>) {
+        if slot < MOST_REGIONS {
+            let value = generation.map_or(0, |generation| u64::from(generation) + 1);
+            self.0.word64(region_row(slot)).store(value, SeqCst);
+        }
+    }
+
+    /// From here on the thread must be woken: whoever puts something into a ring and makes a full fence sees this, or was
+    /// seen by what the thread looks at next.
+    pub(crate) fn falls_asleep(&self) {
+        self.0.word32(AT_SLEEP).fetch_add(1, SeqCst);
+        fence(SeqCst);
+    }
+
+    pub(crate) fn awakes(&self) {
+        self.0.word32(AT_SLEEP).fetch_add(1, SeqCst);
+    }
+}
+
+/// As [`OwnTable`], of a peer.
+#[derive(Debug)]
+pub(crate) struct ForeignTable(ForeignPage);
+
+impl ForeignTable {
+    pub(crate) fn map(fd: &OwnedFd) -> Result<Self, String> {
+        let page = ForeignPage::map(fd, TABLE)?;
+        if page.load64(AT_MAGIC) != MAGIC {
+            return Err("the table of regions is of another version".into());
+        }
+        Ok(Self(page))
+    }
+
+    /// Whether this generation of a slot is registered now. What was read before this is no older.
+    pub(crate) fn has(&self, slot: u32, generation: u32) -> bool {
+        fence(SeqCst);
+        slot < MOST_REGIONS && self.0.load64(region_row(slot)) == u64::from(generation) + 1
+    }
+}
+
+/// A connection. Its threads and its owner share it.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) socket: OwnedFd,
+    /// Of the peer's process, where this one can see it.
+    pub(crate) process: Option<OwnedFd>,
+    pub(crate) pid: i32,
+    /// Whether the peer's memory can be read through the kernel.
+    pub(crate) reach: Reach,
+    mine: OwnPage,
+    theirs: ForeignPage,
+    pub(crate) regions: ForeignTable,
+    /// Everything of this connection is to stop.
+    over: AtomicBool,
+    /// When the bell was rung last, by the other side's count of its sleeps.
+    rung: AtomicU32,
+}
+
+/// This side's page of a connection that is being made.
+#[derive(Debug)]
+pub(crate) struct Mine(OwnPage);
+
+impl Mine {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let page = OwnPage::new("kvx-shm-link", PAGE)?;
+        page.word64(AT_MAGIC).store(MAGIC, Relaxed);
+        Ok(Self(page))
+    }
+
+    pub(crate) fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+impl Link {
+    /// # Errors
+    ///
+    /// Why what the peer sent cannot be used, in words.
+    pub(crate) fn new(
+        socket: OwnedFd,
+        process: Option<OwnedFd>,
+        pid: i32,
+        reach: Reach,
+        mine: Mine,
+        page: &OwnedFd,
+        table: &OwnedFd,
+    ) -> Result<Self, String> {
+        let theirs = ForeignPage::map(page, PAGE)?;
+        if theirs.load64(AT_MAGIC) != MAGIC {
+            return Err("the page of the connection is of another version".into());
+        }
+        let regions = ForeignTable::map(table)?;
+        let (over, rung) = (AtomicBool::new(false), AtomicU32::new(0));
+        Ok(Self { socket, process, pid, reach, mine: mine.0, theirs, regions, over, rung })
+    }
+
+    /// Puts a record into the ring. `false` when there is no room: nothing was done, and the peer has been asked to ring
+    /// when there is.
+    ///
+    /// Only one thread at a time may put.
+    pub(crate) fn put(&self, record: &[u8]) -> bool {
+        debug_assert!(record.len().is_multiple_of(ALIGN) && record.len() <= RING / 2);
+        if self.try_put(record) {
+            return true;
+        }
+        self.mine.word32(AT_WANTS_ROOM).store(1, SeqCst);
+        fence(SeqCst);
+        // It may have made room before it could know.
+        let done = self.try_put(record);
+        if done {
+            self.mine.word32(AT_WANTS_ROOM).store(0, SeqCst);
+        }
+        done
+    }
+
+    fn try_put(&self, record: &[u8]) -> bool {
+        let tail = self.mine.word64(AT_TAIL).load(Relaxed);
+        let used = tail.wrapping_sub(self.theirs.load64(AT_HEAD));
+        // A peer that lies about it harms nobody but itself: it loses records.
+        let Some(free) = usize::try_from(used).ok().and_then(|used| RING.checked_sub(used)) else {
+            return false;
+        };
+        let at = offset(tail);
+        let to_end = RING - at;
+        let padding = if record.len() > to_end { to_end } else { 0 };
+        if padding + record.len() > free {
+            return false;
+        }
+        if padding > 0 {
+            self.mine.put(AT_RING + at, &Header::padding(padding));
+        }
+        let at = if padding > 0 { 0 } else { at };
+        self.mine.put(AT_RING + at, record);
+        let next = tail.wrapping_add((padding + record.len()) as u64);
+        self.mine.word64(AT_TAIL).store(next, Release);
+        fence(SeqCst);
+        true
+    }
+
+    /// Whether the peer's ring holds anything.
+    pub(crate) fn has_mail(&self) -> bool {
+        self.theirs.load64(AT_TAIL) != self.mine.word64(AT_HEAD).load(Relaxed)
+    }
+
+    /// Takes the next record out of the peer's ring, into `out`.
+    ///
+    /// Only one thread at a time may take.
+    ///
+    /// # Errors
+    ///
+    /// The ring makes no sense, in words.
+    pub(crate) fn take(&self, out: &mut Vec<u8>) -> Result<bool, String> {
+        loop {
+            let head = self.mine.word64(AT_HEAD).load(Relaxed);
+            let there = self.theirs.load64(AT_TAIL).wrapping_sub(head);
+            if there == 0 {
+                return Ok(false);
+            }
+            let at = offset(head);
+            let there = usize::try_from(there).unwrap_or(usize::MAX);
+            if there > RING || !there.is_multiple_of(ALIGN) {
+                return Err(format!("its ring claims to hold {there} bytes"));
+            }
+            let mut first = [0; 8];
+            self.theirs.take(AT_RING + at, &mut first);
+            let (bytes, kind) = Header::of(first);
+            let least = if kind == PAD { ALIGN } else { Header::BYTES };
+            if bytes < least
+                || bytes > there
+                || bytes > RING - at
+                || !bytes.is_multiple_of(ALIGN)
+                || (kind != PAD && bytes > RING / 2)
+            {
+                return Err(format!("a record in its ring claims to have {bytes} bytes"));
+            }
+            if kind != PAD {
+                out.clear();
+                out.resize(bytes, 0);
+                // What is looked at is the copy: the peer can change the original at any time.
+                self.theirs.take(AT_RING + at, out);
+                out[..8].copy_from_slice(&first);
+            }
+            self.mine.word64(AT_HEAD).store(head.wrapping_add(bytes as u64), Release);
+            if kind != PAD {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Whether the peer waits for room in its ring. To be asked after something was taken out.
+    pub(crate) fn peer_wants_room(&self) -> bool {
+        fence(SeqCst);
+        self.theirs.load32(AT_WANTS_ROOM) != 0
+    }
+
+    /// Takes back what [`put`](Self::put) asked for.
+    pub(crate) fn wants_no_room(&self) {
+        self.mine.word32(AT_WANTS_ROOM).store(0, SeqCst);
+    }
+
+    /// Wakes the peer's thread if it sleeps. To be called after something changed for it.
+    pub(crate) fn ring_bell(&self) {
+        fence(SeqCst);
+        let sleeps = self.regions.0.load32(AT_SLEEP);
+        if sleeps % 2 == 1 && self.rung.swap(sleeps, Relaxed) != sleeps {
+            // Where there is no room for it, other messages are there, and wake it just as well. Where the connection is
+            // over, its end does.
+            let _ = socket::send(&self.socket, &Message::Bell.encode(), &[]);
+        }
+    }
+
+    /// Begins to copy out of the peer's memory. `None` when that is not allowed any more.
+    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+        self.mine.word32(AT_READING).fetch_add(1, SeqCst);
+        let inside = Inside(self);
+        fence(SeqCst);
+        (!self.is_over() && self.theirs.load32(AT_REVOKED) == 0).then_some(inside)
+    }
+
+    /// Ends everything, and the peer's access to this side's memory: it begins no copy any more.
+    pub(crate) fn end(&self) {
+        self.over.store(true, SeqCst);
+        self.mine.word32(AT_REVOKED).store(1, SeqCst);
+        socket::shut(&self.socket);
+        fence(SeqCst);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Relaxed)
+    }
+
+    /// Whether the peer's threads are copying out of this side's memory. After [`end`](Self::end), "no" is for good.
+    pub(crate) fn peer_is_reading(&self) -> bool {
+        fence(SeqCst);
+        self.theirs.load32(AT_READING) != 0 && !self.is_dead()
+    }
+
+    /// Whether the peer's process is known to be gone.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.process.as_ref().is_some_and(socket::is_gone)
+    }
+
+    /// Tells the peer that a write need not be carried out.
+    pub(crate) fn cancel(&self, sequence: u64) {
+        self.mine.word64(cancelled(sequence)).store(sequence, Release);
+    }
+
+    /// Whether the peer has cancelled its write.
+    pub(crate) fn is_cancelled(&self, sequence: u64) -> bool {
+        self.theirs.load64(cancelled(sequence)) == sequence
+    }
+}
+
+fn offset(count: u64) -> usize {
+    usize::try_from(count % RING as u64).unwrap_or(0)
+}
+
+fn cancelled(sequence: u64) -> usize {
+    AT_CANCELLED + usize::try_from(sequence % CANCELS).unwrap_or(0) * 8
+}
+
+/// A thread of this side is copying out of the peer's memory as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Inside<'a>(&'a Link);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.mine.word32(AT_READING).fetch_sub(1, SeqCst);
+    }
+}

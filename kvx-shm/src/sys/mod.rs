@@ -1,0 +1,8 @@
+//! All that is unsafe: mappings, copies, and the system calls for which there is no safe wrapper.
+
+pub(crate) mod copy;
+pub(crate) mod memfd;
+pub(crate) mod numa;
+pub(crate) mod page;
+pub(crate) mod socket;
+pub(crate) mod vm;

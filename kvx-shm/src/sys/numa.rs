@@ -1,0 +1,46 @@
+//! On which node of the machine memory is.
+
+use std::io;
+use std::ptr::NonNull;
+
+/// Takes the pages of a range from one node, and from no other.
+///
+/// # Errors
+///
+/// What the kernel said: there may be no such node, or no support for nodes.
+pub(crate) fn bind(address: NonNull<u8>, bytes: usize, node: u32) -> io::Result<()> {
+    const WORDS: usize = 16;
+    let mut mask = [0_u64; WORDS];
+    let word = mask.get_mut(node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
+    *word |= 1 << (node % 64);
+    // SAFETY: the range is a mapping that the caller has just made; the mask is as long as is said. Nothing is moved, no
+    // content changes.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            address.as_ptr(),
+            bytes,
+            libc::MPOL_BIND,
+            mask.as_ptr(),
+            WORDS * 64 + 1,
+            0,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Lets the calling thread run on these processors only.
+///
+/// # Errors
+///
+/// What the kernel said.
+pub(crate) fn pin(cpus: &[usize]) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for cpu in cpus {
+        if *cpu >= rustix::thread::CpuSet::MAX_CPU {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        set.set(*cpu);
+    }
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}

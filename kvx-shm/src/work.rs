@@ -1,0 +1,387 @@
+//! Jobs, and the threads that carry them out.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use kvx_core::Error;
+use kvx_core::backend::{Event, Outcome};
+use kvx_core::id::{PeerId, RegionId, TransferId};
+use kvx_core::memory::Region;
+
+use crate::engine::Shared;
+use crate::error::{down, refused};
+use crate::host::Reach;
+use crate::link::Link;
+use crate::record::{self, Reply};
+use crate::state::{Imported, Lanes, Outgoing, Phase, Place, State};
+use crate::sys::copy::copy;
+use crate::sys::vm::Vectors;
+
+/// Bytes between two looks at whether to go on. Whoever ends a connection waits for no more than these.
+const STRIDE: usize = 256 << 10;
+
+/// Bytes of one call to the kernel, at most about.
+const CALL: usize = 1 << 20;
+
+/// Part of a job: from a place of the peer's to this side's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// Index of the place.
+    pub(crate) place: u32,
+    pub(crate) offset: u64,
+    /// Valid for writes of `bytes` bytes as long as the job holds its regions.
+    pub(crate) to: Target,
+    pub(crate) bytes: usize,
+}
+
+/// Where bytes go: an address of this side's registered memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target(pub(crate) NonNull<u8>);
+
+// SAFETY: an address, into memory that its job holds and that any thread may write (`Backing`'s contract).
+unsafe impl Send for Target {}
+// SAFETY: as for Send.
+unsafe impl Sync for Target {}
+
+/// A read of this side's.
+pub(crate) struct Read {
+    pub(crate) id: TransferId,
+    pub(crate) keys: Vec<Arc<Imported>>,
+    pub(crate) runs: Vec<Run>,
+    /// The regions into which the runs go.
+    pub(crate) hold: Vec<Region>,
+    pub(crate) note: Option<Vec<u8>>,
+    /// The last write that was posted before it.
+    pub(crate) after: u64,
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// A write of the peer's.
+pub(crate) struct Serve {
+    pub(crate) sequence: u64,
+    pub(crate) places: Vec<Place>,
+    pub(crate) runs: Vec<Run>,
+    /// The regions into which the runs go.
+    pub(crate) hold: Vec<(RegionId, Region)>,
+    pub(crate) note: Option<Vec<u8>>,
+    /// A region has been deregistered since the write came.
+    pub(crate) gone: bool,
+}
+
+/// Why a job did not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Halt {
+    /// It was cancelled, or its connection is over.
+    Stopped,
+    /// The peer has ended this side's access, or is gone.
+    Over,
+    /// The peer has deregistered a region.
+    NoRegion,
+    /// The peer's memory cannot be read through the kernel: why.
+    NoAccess(String),
+    /// The kernel refused: its error number.
+    Kernel(i32),
+    /// The peer has not said where a region is, or refused to: why.
+    Nowhere(String),
+}
+
+impl Halt {
+    fn into_error(self) -> Error {
+        match self {
+            Self::Stopped => down("transfer", "it was stopped"),
+            Self::Over => down("transfer", "the peer has ended the connection, or is gone"),
+            Self::NoRegion => refused("transfer", "the peer has deregistered the region"),
+            Self::NoAccess(why) => {
+                Error::unsupported("transfer", "the peer's borrowed memory cannot be read from here")
+                    .with_backend(crate::error::BACKEND)
+                    .with_remedy(why)
+            }
+            Self::Kernel(code) => refused("transfer", "the peer's memory cannot be read")
+                .with_native(code.into())
+                .with_source(std::io::Error::from_raw_os_error(code)),
+            Self::Nowhere(why) => refused("transfer", why),
+        }
+    }
+}
+
+/// A job that a thread has taken.
+enum Job {
+    Read(Box<Read>),
+    Serve(Box<Serve>),
+}
+
+/// What a thread keeps from job to job.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    vectors: Vectors,
+}
+
+impl Shared {
+    /// The life of a thread that copies.
+    pub(crate) fn copy_jobs(&self) {
+        let mut scratch = Scratch::default();
+        let mut state = self.lock();
+        while !state.finished {
+            match state.runnable.pop_front() {
+                Some((peer, lane)) => {
+                    if let Some((job, link)) = take(&mut state, peer, lane) {
+                        drop(state);
+                        self.carry_out(peer, job, &link, &mut scratch);
+                        state = self.lock();
+                    } else {
+                        self.freed(&mut state, peer, lane);
+                    }
+                }
+                None => state = self.wait_for_work(state),
+            }
+        }
+    }
+
+    /// Carries a read out on the calling thread. The lane must have been made busy for it.
+    pub(crate) fn read_inline(&self, peer: PeerId, read: Box<Read>, link: &Link) {
+        self.carry_out(peer, Job::Read(read), link, &mut Scratch::default());
+    }
+
+    fn carry_out(&self, peer: PeerId, job: Job, link: &Link, scratch: &mut Scratch) {
+        match job {
+            Job::Read(read) => {
+                let result = run_read(&read, link, scratch);
+                let Read { id, keys, hold, note, stop, .. } = *read;
+                // Let go of before anybody is told.
+                drop(hold);
+                let mut state = self.lock();
+                if let Some(known) = state.peers.get_mut(peer) {
+                    for key in &keys {
+                        match key.place.get() {
+                            Some(Ok(Place::Shared(..))) => known.used.0 = true,
+                            Some(Ok(Place::Process(_))) => known.used.1 = true,
+                            _ => {}
+                        }
+                    }
+                }
+                self.has_read(&mut state, peer, id, result, note, &stop);
+                self.freed(&mut state, peer, Lanes::Reads);
+            }
+            Job::Serve(serve) => {
+                let result = run_serve(&serve, link, scratch);
+                let Serve { sequence, hold, note, .. } = *serve;
+                drop(hold);
+                let mut state = self.lock();
+                self.has_served(&mut state, peer, sequence, result, note);
+                self.freed(&mut state, peer, Lanes::Serves);
+            }
+        }
+    }
+
+    fn has_read(
+        &self,
+        state: &mut State,
+        peer: PeerId,
+        id: TransferId,
+        result: Result<(), Halt>,
+        note: Option<Vec<u8>>,
+        stop: &AtomicBool,
+    ) {
+        let open = state.peers.get(peer).is_some_and(|known| known.phase == Phase::Open);
+        let outcome = match (result, note) {
+            // What ended the connection settles it.
+            (Err(_), _) if !open => return,
+            (Ok(()), Some(note)) if open => {
+                self.send(state, peer, record::note(&note), Some(id), None);
+                return;
+            }
+            // It was not told, so it is not done.
+            (Ok(()), Some(_)) => return,
+            (Ok(()), None) => Outcome::Done,
+            (Err(Halt::Stopped), _) if stop.load(Relaxed) => Outcome::Cancelled,
+            (Err(halt), _) => Outcome::Failed(halt.into_error().with_context("peer", peer)),
+        };
+        state.settle(id, outcome);
+        self.signal(state);
+    }
+
+    fn has_served(
+        &self,
+        state: &mut State,
+        peer: PeerId,
+        sequence: u64,
+        result: Result<(), Halt>,
+        note: Option<Vec<u8>>,
+    ) {
+        let reply = match result {
+            Ok(()) => Reply::Done,
+            Err(Halt::Stopped) => Reply::Cancelled,
+            Err(Halt::Kernel(code)) => Reply::Kernel(code),
+            Err(Halt::NoAccess(_)) => Reply::NoAccess,
+            Err(Halt::NoRegion) => Reply::NoRegion,
+            Err(Halt::Nowhere(_)) => Reply::NoSource,
+            Err(Halt::Over) => return,
+        };
+        let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open) else {
+            return;
+        };
+        if let (Reply::Done, Some(payload)) = (reply, note) {
+            known.notes += 1;
+            known.note_bytes += payload.len();
+            state.events.push_back(Event::Notified { peer, payload });
+            self.signal(state);
+        }
+        self.send(state, peer, record::reply(sequence, reply), None, None);
+    }
+
+    /// A lane has no thread any more.
+    fn freed(&self, state: &mut State, peer: PeerId, lane: Lanes) {
+        let Some(known) = state.peers.get_mut(peer) else { return };
+        match lane {
+            Lanes::Reads => known.reads.busy = false,
+            Lanes::Serves => known.serves.busy = false,
+        }
+        if known.phase == Phase::Open {
+            state.kick(peer);
+            self.employ(state);
+        } else {
+            self.try_finish(state, peer);
+            self.idle_lanes();
+        }
+    }
+
+    /// Puts a record into the ring of a peer, now or as soon as there is room.
+    pub(crate) fn send(
+        &self,
+        state: &mut State,
+        peer: PeerId,
+        record: Vec<u8>,
+        settles: Option<TransferId>,
+        sequence: Option<u64>,
+    ) {
+        if let Some(known) = state.peers.get_mut(peer) {
+            known.out.push_back(Outgoing { record, settles, sequence });
+            self.flush(state, peer);
+        }
+    }
+}
+
+/// Takes the first job of a lane.
+fn take(state: &mut State, peer: PeerId, lane: Lanes) -> Option<(Job, Arc<Link>)> {
+    let known = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open)?;
+    let link = Arc::clone(known.link.as_ref()?);
+    let job = match lane {
+        Lanes::Reads => Job::Read(Box::new(known.reads.jobs.pop_front()?)),
+        Lanes::Serves => {
+            let mut serve = known.serves.jobs.pop_front()?;
+            // A region may have been deregistered since the write came.
+            if serve.hold.iter().any(|(region, _)| state.regions.get(*region).is_none()) {
+                serve.gone = true;
+            }
+            Job::Serve(Box::new(serve))
+        }
+    };
+    Some((job, link))
+}
+
+fn run_read(read: &Read, link: &Link, scratch: &mut Scratch) -> Result<(), Halt> {
+    let mut places = Vec::with_capacity(read.keys.len());
+    for key in &read.keys {
+        match key.place.get() {
+            Some(Ok(place)) => places.push(place.clone()),
+            Some(Err(why)) => return Err(Halt::Nowhere(why.clone())),
+            None => return Err(Halt::Nowhere("the peer has not said where the region is".into())),
+        }
+    }
+    run(link, &places, &read.runs, &|| read.stop.load(Relaxed), scratch)?;
+    // What was read is the region's only if it was still registered afterwards.
+    let registered = |key: &Arc<Imported>| link.regions.has(key.slot, key.generation);
+    if read.keys.iter().all(registered) { Ok(()) } else { Err(Halt::NoRegion) }
+}
+
+fn run_serve(serve: &Serve, link: &Link, scratch: &mut Scratch) -> Result<(), Halt> {
+    if serve.gone {
+        return Err(Halt::NoRegion);
+    }
+    let stop = || link.is_cancelled(serve.sequence);
+    run(link, &serve.places, &serve.runs, &stop, scratch)
+}
+
+/// Copies all runs, in strides, as long as the connection and `stop` allow it.
+fn run(
+    link: &Link,
+    places: &[Place],
+    runs: &[Run],
+    stop: &dyn Fn() -> bool,
+    scratch: &mut Scratch,
+) -> Result<(), Halt> {
+    if stop() {
+        return Err(Halt::Stopped);
+    }
+    let mut inside = link.enter().ok_or(Halt::Over)?;
+    let mut left = STRIDE;
+    let mut through_kernel = false;
+    let vectors = &mut scratch.vectors;
+    vectors.clear();
+    for run in runs {
+        let (mut offset, mut to, mut bytes) = (run.offset, run.to.0, run.bytes);
+        while bytes > 0 {
+            if left == 0 {
+                drop(inside);
+                if stop() {
+                    return Err(Halt::Stopped);
+                }
+                inside = link.enter().ok_or(Halt::Over)?;
+                left = STRIDE;
+            }
+            let part = match &places[run.place as usize] {
+                Place::Shared(memory, base) => {
+                    let part = bytes.min(left);
+                    let at = usize::try_from(base + offset).unwrap_or(usize::MAX);
+                    assert!(at.checked_add(part).is_some_and(|end| end <= memory.bytes()));
+                    // SAFETY: inside the mapping, as was just checked.
+                    let from = unsafe { memory.address().add(at) };
+                    // SAFETY: the source is inside a mapping that `places` keeps; the target is memory that the job holds,
+                    // with room for the run. They are different mappings, so they do not overlap.
+                    unsafe { copy(from, to, part) };
+                    left -= part;
+                    part
+                }
+                Place::Process(address) => {
+                    let part = bytes.min(CALL);
+                    through_kernel = true;
+                    vectors.push(address + offset, to, part);
+                    if vectors.is_full() || vectors.bytes() >= CALL {
+                        read_process(link, vectors)?;
+                        left = 0;
+                    }
+                    part
+                }
+            };
+            offset += part as u64;
+            bytes -= part;
+            // SAFETY: `part` bytes of the run were left, so this is inside it or at its end.
+            to = unsafe { to.add(part) };
+        }
+    }
+    read_process(link, vectors)?;
+    drop(inside);
+    // A process that is still there was there all the time, so the number did not come to name another one.
+    if through_kernel && link.is_dead() { Err(Halt::Over) } else { Ok(()) }
+}
+
+fn read_process(link: &Link, vectors: &mut Vectors) -> Result<(), Halt> {
+    if vectors.bytes() == 0 {
+        return Ok(());
+    }
+    if let Reach::No(why) = &link.reach {
+        return Err(Halt::NoAccess(why.clone()));
+    }
+    // SAFETY: the local ranges are those of runs, in memory that the job holds and to which there are no references.
+    let result = unsafe { vectors.read(link.pid) };
+    let expected = vectors.bytes();
+    vectors.clear();
+    match result {
+        Ok(count) if count == expected => Ok(()),
+        // It stops at the first page that is not there.
+        Ok(_) => Err(Halt::Kernel(libc::EFAULT)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(Halt::Over),
+        Err(error) => Err(Halt::Kernel(error.raw_os_error().unwrap_or(libc::EIO))),
+    }
+}
