@@ -29,6 +29,9 @@ type Verdict<T = ()> = Result<T, Violation>;
 /// severing takes.
 const QUIET_WITHIN: Duration = Duration::from_secs(40);
 
+/// And after this many rounds in which everything happens that will, and everybody polls all that there is.
+const QUIET_ROUNDS: u32 = 1000;
+
 /// A run.
 pub(super) struct World<'a> {
     fabric: Fabric,
@@ -448,7 +451,8 @@ impl<'a> World<'a> {
     fn quieten(&mut self) -> Verdict {
         self.weather.clear().map_err(wrong("the weather"))?;
         let begun = self.fabric.now();
-        loop {
+        for round in 0.. {
+            ensure!(round < QUIET_ROUNDS, "there is always something more to poll");
             let idle = self.fabric.run_until_idle(1_000_000);
             ensure!(idle, "the fabric does not come to rest");
             let mut told = 0;
