@@ -332,3 +332,131 @@ impl Drop for Inside<'_> {
         self.0.mine.word32(AT_READING).fetch_sub(1, SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::record::{Record, note};
+
+    /// A connection, and the page by which the peer speaks.
+    fn link() -> (Link, OwnPage, UnixStream) {
+        let (here, there) = UnixStream::pair().unwrap();
+        let theirs = Mine::new().unwrap();
+        let (page, table) = (theirs.fd().try_clone_to_owned().unwrap(), OwnTable::new().unwrap());
+        let table = table.fd().try_clone_to_owned().unwrap();
+        let mine = Mine::new().unwrap();
+        let link = Link::new(here.into(), None, 0, Reach::Yes, mine, &page, &table).unwrap();
+        (link, theirs.0, there)
+    }
+
+    #[test]
+    fn records_go_round_the_ring() {
+        let (link, theirs, _there) = link();
+        // The peer takes what it was sent, by its own number.
+        let taken = |count: u64| theirs.word64(AT_HEAD).store(count, SeqCst);
+        let sizes = [0, 1, 4000, 100_000, 400_000, 8, 77];
+        let mut sent = 0;
+        for round in 0..200 {
+            let record = note(&vec![7; sizes[round % sizes.len()]]);
+            if !link.put(&record) {
+                assert_eq!(link.mine.word32(AT_WANTS_ROOM).load(SeqCst), 1);
+                taken(link.mine.word64(AT_TAIL).load(SeqCst));
+                assert!(link.put(&record), "an empty ring has no room for {} bytes", record.len());
+            }
+            sent += 1;
+        }
+        assert_eq!(sent, 200);
+        // A peer that says that it took more than there is gets nothing more.
+        taken(u64::MAX / 2);
+        assert!(!link.put(&note(b"x")));
+    }
+
+    #[test]
+    fn what_a_peer_puts_is_taken_whole() {
+        let (link, theirs, _there) = link();
+        let (mut tail, mut out) = (0_usize, Vec::new());
+        for round in 0..5000_usize {
+            let record = note(&vec![3; round % 2000]);
+            let at = tail % RING;
+            if RING - at < record.len() {
+                theirs.put(AT_RING + at, &Header::padding(RING - at));
+                tail += RING - at;
+            }
+            theirs.put(AT_RING + tail % RING, &record);
+            tail += record.len();
+            theirs.word64(AT_TAIL).store(tail as u64, SeqCst);
+            assert!(link.has_mail());
+            assert_eq!(link.take(&mut out), Ok(true));
+            assert_eq!(Record::decode(&out), Some(Record::Note(vec![3; round % 2000])));
+            assert_eq!(link.take(&mut out), Ok(false));
+        }
+    }
+
+    /// Whatever the peer writes into its page, taking ends: with a record, with nothing, or with an error.
+    #[test]
+    fn a_peer_that_lies_is_an_error() {
+        let (link, theirs, _there) = link();
+        let tail = |bytes: u64| theirs.word64(AT_TAIL).store(bytes, SeqCst);
+        let mut out = Vec::new();
+        for claimed in [1, 7, 4, RING as u64 + 8, u64::MAX, u64::MAX - 7] {
+            tail(claimed);
+            assert!(link.take(&mut out).is_err(), "a ring of {claimed} bytes");
+        }
+        tail(64);
+        for first in [0, 8, 12, 15, 72, 1 << 20, 0xffff_fff8, u64::from(u32::MAX)] {
+            for kind in [1, 2, 3, 9, u64::from(u32::MAX)] {
+                let word = first | kind << 32;
+                theirs.put(AT_RING, &word.to_le_bytes());
+                assert!(link.take(&mut out).is_err(), "a record of {first} bytes");
+            }
+        }
+        // Chance finds no way either.
+        let mut dice = 0x9e37_79b9_7f4a_7c15_u64;
+        for _ in 0..20_000 {
+            for word in 0..8 {
+                dice ^= dice << 13;
+                dice ^= dice >> 7;
+                dice ^= dice << 17;
+                let small = dice.is_multiple_of(3);
+                let value = if small { (dice % 64) | ((dice >> 60) << 32) } else { dice };
+                theirs.put(AT_RING + word * 8, &value.to_le_bytes());
+            }
+            tail(link.mine.word64(AT_HEAD).load(SeqCst) + 64);
+            if link.take(&mut out) == Ok(true) {
+                let _ = Record::decode(&out);
+            }
+            link.mine.word64(AT_HEAD).store(0, SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_reader_is_seen_or_kept_out() {
+        let (link, theirs, _there) = link();
+        let inside = link.enter().unwrap();
+        assert_eq!(link.mine.word32(AT_READING).load(SeqCst), 1);
+        drop(inside);
+        assert_eq!(link.mine.word32(AT_READING).load(SeqCst), 0);
+        theirs.word32(AT_REVOKED).store(1, SeqCst);
+        assert!(link.enter().is_none());
+        assert_eq!(link.mine.word32(AT_READING).load(SeqCst), 0);
+        theirs.word32(AT_READING).store(1, SeqCst);
+        link.end();
+        assert!(link.peer_is_reading() && link.is_over());
+        theirs.word32(AT_READING).store(0, SeqCst);
+        assert!(!link.peer_is_reading());
+        assert_eq!(link.mine.word32(AT_REVOKED).load(SeqCst), 1);
+    }
+
+    #[test]
+    fn the_table_says_which_regions_are_registered() {
+        let table = OwnTable::new().unwrap();
+        let foreign = ForeignTable::map(&table.fd().try_clone_to_owned().unwrap()).unwrap();
+        assert!(!foreign.has(3, 0));
+        table.set(3, Some(7));
+        assert!(foreign.has(3, 7) && !foreign.has(3, 6) && !foreign.has(2, 7));
+        table.set(3, None);
+        assert!(!foreign.has(3, 7) && !foreign.has(u32::MAX, 0));
+    }
+}
