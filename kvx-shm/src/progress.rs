@@ -276,7 +276,8 @@ impl Shared {
 
     /// Takes what a peer has sent over the socket.
     fn hear(&self, state: &mut State, peer: PeerId, token: u64) {
-        loop {
+        // More than an honest peer ever sends at once: one that does not stop must not hold this thread.
+        for _ in 0..2 * MOST_SEGMENTS {
             let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open)
             else {
                 return;

@@ -92,7 +92,8 @@ pub(crate) enum Filled {
 }
 
 impl Inbox {
-    /// Receives what is there, up to a bound.
+    /// Receives what is there, up to a bound: a call ends with the first message that carries descriptors, so less than was
+    /// asked for does not mean that nothing is left.
     ///
     /// # Errors
     ///
@@ -121,7 +122,7 @@ impl Inbox {
             return Ok(Filled::Over);
         }
         self.bytes.extend_from_slice(&chunk[..received.bytes]);
-        Ok(if received.bytes == chunk.len() { Filled::More } else { Filled::Empty })
+        Ok(Filled::More)
     }
 
     /// The next whole message.
@@ -234,6 +235,26 @@ mod tests {
         assert_eq!(inbox.fill(&there).unwrap(), Filled::Over);
         drop(listener);
         assert!(dial(name.as_bytes()).is_err());
+    }
+
+    /// The kernel ends a call at each message that carries descriptors, however much more there is.
+    #[test]
+    fn nothing_is_left_where_nothing_is_said_to_be_left() {
+        let name = format!("kvx-shm-many-{}", std::process::id());
+        let listener = listen(name.as_bytes()).unwrap();
+        let here = dial(name.as_bytes()).unwrap();
+        let there = accept(&listener).unwrap().unwrap();
+        for round in 0..40_u8 {
+            assert!(send(&here, &[round; FRAME], &[here.as_fd()]).unwrap());
+        }
+        let (mut inbox, mut seen) = (Inbox::default(), 0);
+        while inbox.fill(&there).unwrap() != Filled::Empty {
+            while inbox.next().is_some() {
+                assert!(inbox.descriptor().is_some());
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 40);
     }
 
     #[test]
