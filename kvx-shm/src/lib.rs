@@ -16,6 +16,7 @@ linux! {
     mod error;
     mod handshake;
     mod host;
+    pub mod limit;
     mod link;
     mod memory;
     mod message;

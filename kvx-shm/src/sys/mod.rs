@@ -1,6 +1,7 @@
 //! All that is unsafe: mappings, copies, and the system calls for which there is no safe wrapper.
 
 pub(crate) mod copy;
+pub(crate) mod limit;
 pub(crate) mod memfd;
 pub(crate) mod numa;
 pub(crate) mod page;
