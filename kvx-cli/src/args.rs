@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvx_core::Result;
-use kvx_core::layout::{Dtype, ModelGeometry, NamedLayout};
+use kvx_core::layout::{Dtype, LayerKind, ModelGeometry, NamedLayout};
 use kvx_core::transfer::Mode;
 
 use crate::failure::EXIT_CODES;
@@ -24,6 +24,9 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// The command with which the program starts itself.
+pub(crate) const ENGINE_COMMAND: &str = "engine-process";
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -31,6 +34,11 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Say what moving a request between two shapes of engine costs, and draw why
     Plan(PlanArgs),
+    /// Measure a backend between two processes, beside what this machine can do at most
+    Bench(BenchArgs),
+    /// An engine for another kvx process
+    #[command(name = ENGINE_COMMAND, hide = true)]
+    Engine,
     /// List backends: which can be used here, what the others lack, and what each can do
     Backends,
 }
@@ -77,16 +85,8 @@ impl EngineArgs {
     ///
     /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config), naming the option, for whatever cannot be read.
     pub(crate) fn read(&self) -> Result<Engines> {
-        let dtype: Option<Dtype> = self
-            .dtype
-            .as_deref()
-            .map(|text| {
-                text.parse()
-                    .map_err(|error: kvx_core::Error| error.with_context("option", "--dtype"))
-            })
-            .transpose()?;
         Ok(Engines {
-            model: model::load(&self.model, dtype)?,
+            model: model::load(&self.model, dtype(self.dtype.as_deref())?)?,
             producer: Shape::new(2, NamedLayout::FlashAttentionHnd, 16)?
                 .changed_by("--producer", &self.producer)?,
             consumer: Shape::new(4, NamedLayout::FlashAttentionNhd, 32)?
@@ -94,6 +94,13 @@ impl EngineArgs {
             mode: self.mode.into(),
         })
     }
+}
+
+fn dtype(text: Option<&str>) -> Result<Option<Dtype>> {
+    let parse = |text: &str| {
+        text.parse().map_err(|error: kvx_core::Error| error.with_context("option", "--dtype"))
+    };
+    text.map(parse).transpose()
 }
 
 /// Who starts transfers.
@@ -188,4 +195,79 @@ pub(crate) enum Order {
     Contiguous,
     /// No two that follow each other on one side follow each other on the other
     Permuted,
+}
+
+/// Options of `kvx bench`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArgs {
+    /// Backend to measure, with its options [default: the best there is]
+    #[arg(long, value_name = "NAME[,OPTION=VALUE]")]
+    pub(crate) backend: Option<String>,
+    /// Who starts transfers: the consumer reads, or the producer writes
+    #[arg(long, value_enum, default_value_t = ModeArg::Read)]
+    pub(crate) mode: ModeArg,
+    /// A preset's name, or the path of a Hugging Face config.json
+    #[arg(long, value_name = "NAME|FILE", default_value = "llama-3.1-8b", long_help = help::model())]
+    pub(crate) model: String,
+    /// Element type of keys, values and latents [default: the model's]
+    #[arg(long)]
+    pub(crate) dtype: Option<String>,
+    /// Shape of the engine that filled the cache [default: tp=1,layout=nhd,block=16; block=64 for MLA]
+    #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true, long_help = help::shape(
+        "Shape of the engine that filled the cache [default: tp=1,layout=nhd,block=16; block=64 for MLA]",
+    ))]
+    pub(crate) producer: String,
+    /// Shape of the engine that needs it, with the same keys and defaults
+    #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true)]
+    pub(crate) consumer: String,
+    /// Tokens of the request
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub(crate) tokens: u64,
+    /// How the request's blocks lie in both pools
+    #[arg(long, value_enum, default_value_t = Order::Permuted)]
+    pub(crate) blocks: Order,
+    /// Rounds: in each, the request is moved once by each who is compared
+    #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) rounds: u32,
+    /// Whose memory is moved: what the backend allocates, or what somebody else owns
+    #[arg(long, value_enum, default_value_t = RegionArg::Shared)]
+    pub(crate) region: RegionArg,
+    /// Single blocks, and notifications, whose time is taken
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) small: u32,
+    /// Draw bandwidth against the size of segments and of requests, into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Another program to compare with, round by round: it is given a line per round, and prints its GB/s
+    #[arg(long, value_name = "COMMAND", long_help = help::PEER_COMMAND)]
+    pub(crate) peer_command: Option<String>,
+}
+
+/// Whose memory is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RegionArg {
+    /// What the backend allocates: it is fastest over that
+    Shared,
+    /// What somebody else owns, as a framework's tensors
+    Borrowed,
+}
+
+impl BenchArgs {
+    /// Reads the model and the shapes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`EngineArgs::read`].
+    pub(crate) fn read(&self) -> Result<Engines> {
+        let model = model::load(&self.model, dtype(self.dtype.as_deref())?)?;
+        let has_latents = model.layers().iter().any(|layer| matches!(layer, LayerKind::Mla(_)));
+        let plain =
+            Shape::new(1, NamedLayout::FlashAttentionNhd, if has_latents { 64 } else { 16 })?;
+        Ok(Engines {
+            model,
+            producer: plain.changed_by("--producer", &self.producer)?,
+            consumer: plain.changed_by("--consumer", &self.consumer)?,
+            mode: self.mode.into(),
+        })
+    }
 }

@@ -73,8 +73,22 @@ impl Fabric {
                 )
             };
         }
-        let process = if self.name() == MOCK { " (in-process)" } else { "" };
+        let process = if self.is_in_process() { " (in-process)" } else { " (two processes)" };
         format!("{}{process}: {}", self.name(), self.choice.reason)
+    }
+
+    /// What opens the same backend in another process: its name and options.
+    pub(crate) fn spec(&self) -> String {
+        let mut spec = self.name().to_owned();
+        for (key, value) in self.options.iter() {
+            spec.push_str(&format!(",{key}={value}"));
+        }
+        spec
+    }
+
+    /// Whether its engines must be in one process.
+    pub(crate) fn is_in_process(&self) -> bool {
+        self.name() == MOCK
     }
 
     /// Opens a backend, and a port over it.

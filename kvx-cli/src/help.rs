@@ -43,6 +43,13 @@ kvx backends lists those that are built in. Options of the mock:
   preset=loopback        none of them: it copies at once
   seed=N                 seed of the order in which it does things [default: --seed]";
 
+/// What `--peer-command` runs.
+pub(crate) const PEER_COMMAND: &str = "\
+Another program to compare with, round by round
+
+It is started once, by the shell. In each round it is sent a line on standard input, does the same work once, and prints a line
+with its rate in GB/s (10^9 bytes per second). Between its turns it is stopped, so that its threads disturb nobody.";
+
 fn lines(names: &[&str], indent: &str) -> String {
     let lines: Vec<String> =
         names.chunks(IN_A_LINE).map(|names| format!("{indent}{}", names.join(", "))).collect();

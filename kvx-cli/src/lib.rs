@@ -3,6 +3,7 @@
 
 mod args;
 mod backends;
+mod bench;
 mod demo;
 mod engine;
 mod fabric;
@@ -14,6 +15,7 @@ mod pairs;
 mod picture;
 mod plan;
 mod remarks;
+mod remote;
 mod shape;
 mod size;
 mod tables;
@@ -45,6 +47,8 @@ fn run(cli: &Cli) -> u8 {
     let done = match &cli.command {
         Command::Backends => backends::run(&mut out).map(|()| failure::OK),
         Command::Demo(args) => demo::run(args, &mut out),
+        Command::Bench(args) => bench::run(args, &mut out),
+        Command::Engine => remote::serve().map(|()| failure::OK).map_err(Failure::from),
         Command::Plan(args) => plan::run(args, &mut out).map(|()| failure::OK),
     };
     match done {
@@ -89,7 +93,7 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
     let known = |line: &&str| line.starts_with("tip:") || line.starts_with("[possible values:");
-    let command = ["demo", "plan", "backends"]
+    let command = ["demo", "plan", "bench", "backends"]
         .into_iter()
         .find(|command| arguments.iter().skip(1).any(|argument| argument == command));
     let help = command

@@ -33,8 +33,18 @@ impl Tables {
     }
 
     pub(crate) fn as_tables(&self) -> Vec<BlockTable<'_>> {
-        self.ids.iter().map(|ids| BlockTable::new(ids)).collect()
+        borrowed(&self.ids)
     }
+
+    /// The ids, by group.
+    pub(crate) fn into_ids(self) -> Vec<Vec<u32>> {
+        self.ids
+    }
+}
+
+/// Ids by group, from a request's first block on, as tables.
+pub(crate) fn borrowed(ids: &[Vec<u32>]) -> Vec<BlockTable<'_>> {
+    ids.iter().map(|ids| BlockTable::new(ids)).collect()
 }
 
 /// Blocks that a pool needs for the tables of a request of `tokens` tokens.

@@ -12,14 +12,17 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
+/// `kvx` with `arguments`, separated by blanks, to be run.
+pub(crate) fn command(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvx"));
+    command.args(arguments.split_whitespace());
+    command.env_remove("KVX_BACKEND").env_remove("KVX_BACKEND_OPTIONS");
+    command
+}
+
 /// Runs `kvx` with `arguments`, separated by blanks.
 pub(crate) fn kvx(arguments: &str) -> Run {
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_kvx"))
-        .args(arguments.split_whitespace())
-        .env_remove("KVX_BACKEND")
-        .env_remove("KVX_BACKEND_OPTIONS")
-        .output()
-        .unwrap();
+    let Output { status, stdout, stderr } = command(arguments).output().unwrap();
     Run {
         code: status.code().unwrap_or(-1),
         stdout: String::from_utf8(stdout).unwrap(),

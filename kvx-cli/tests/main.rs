@@ -1,6 +1,8 @@
 //! Tests of the program as it is built.
 
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod command_line;
 #[cfg(test)]
 mod common;

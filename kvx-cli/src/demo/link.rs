@@ -1,19 +1,13 @@
 //! Joins two engines: lets ranks meet, plans every pair.
 
-use std::time::Duration;
-
 use kvx_core::Result;
 use kvx_core::layout::RankLayout;
 use kvx_core::plan::Pairing;
 use kvx_core::transfer::Mode;
 
-use crate::engine::Replica;
-use crate::engine::rank::meet;
+use crate::engine::Engine;
 use crate::fabric::Fabric;
 use crate::pairs::{self, PairPlan};
-
-/// Longest time for two ranks to connect.
-const CONNECT: Duration = Duration::from_secs(30);
 
 /// What two replicas have to do with each other: ranks are numbered within their replica.
 #[derive(Debug)]
@@ -52,23 +46,21 @@ impl Link {
     }
 }
 
-/// Lets all ranks of two replicas meet that have something to say to each other. Numbers count over all replicas: those of
-/// the producer begin at `first_producer`.
+/// Lets all ranks of two replicas meet that have something to say to each other.
 pub(crate) fn join(
     fabric: &Fabric,
     link: &Link,
     mode: Mode,
-    (producer, first_producer): (&mut Replica, usize),
-    (consumer, first_consumer): (&mut Replica, usize),
+    (producer, from): (&mut Engine, usize),
+    (consumer, to): (&mut Engine, usize),
 ) -> Result<()> {
+    let firsts = (producer.first(from), consumer.first(to));
     for (from, to) in link.acquaintances() {
-        let source = (&mut producer.ranks[from], first_producer + from);
-        let reader = (&mut consumer.ranks[to], first_consumer + to);
-        let met = match mode {
-            Mode::Read => meet(reader, source, CONNECT),
-            Mode::Write => meet(source, reader, CONNECT),
-        };
-        fabric.runtime.block_on(met)?;
+        let (from, to) = (firsts.0 + from, firsts.1 + to);
+        match mode {
+            Mode::Read => consumer.place.meet(fabric, to, (&mut producer.place, from))?,
+            Mode::Write => producer.place.meet(fabric, from, (&mut consumer.place, to))?,
+        }
     }
     Ok(())
 }

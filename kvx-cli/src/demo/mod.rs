@@ -3,14 +3,18 @@
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use kvx_core::layout::RankLayout;
+use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
 
 use crate::args::DemoArgs;
-use crate::engine::Replica;
+use crate::engine::Engine;
+use crate::engine::place::Place;
 use crate::fabric::Fabric;
 use crate::failure::{self, Failure};
 use crate::output::Output;
 use crate::remarks;
+use crate::remote::Memory;
 use crate::shape::Shape;
 use crate::size;
 use crate::trace::{self, Entry, Generator};
@@ -20,7 +24,6 @@ mod moving;
 mod replay;
 mod report;
 mod scale;
-mod workers;
 
 use link::Link;
 use replay::{Options, Replay, Totals};
@@ -86,24 +89,21 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         damage: args.corrupt,
     };
     let mut replay = build(&scale, shapes, pools, &fabric, options)?;
-    for (option, replicas) in [("--producer", &replay.producers), ("--consumer", &replay.consumers)]
-    {
-        replicas.iter().try_for_each(|replica| replica.pool.check(option, longest))?;
+    for (option, engine) in [("--producer", &replay.producers), ("--consumer", &replay.consumers)] {
+        engine.replicas.iter().try_for_each(|replica| replica.pool.check(option, longest))?;
     }
     let progress = progress(load.requests);
     let done = replay.run(&trace, &progress);
     progress.finish_and_clear();
     done?;
-    fabric.close(replay.ports())?;
-
-    let totals = std::mem::take(&mut replay.totals);
+    let remarks = remarks(&replay);
+    let totals = replay.close(&fabric)?;
     if args.corrupt.is_some() && !totals.has_damage() {
         return Err(Error::config("--corrupt", "nothing was moved that could be damaged")
             .with_remedy("give more requests")
             .into());
     }
     let verified = totals.is_good();
-    let remarks = remarks(&replay);
     let report = Report {
         requests: totals.requests,
         bytes: totals.bytes,
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         tokens_moved: totals.tokens - totals.reused,
         tokens_reused: totals.reused,
         notifications: totals.notifications,
-        in_process: true,
+        in_process: fabric.is_in_process(),
         model: engines.model.name().to_owned(),
         scale,
         producer: engines.producer,
@@ -142,10 +142,9 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
 
 /// What is so without being asked for.
 fn remarks(replay: &Replay) -> Vec<String> {
-    let layouts = |replica: &Replica| -> Vec<_> {
-        replica.ranks.iter().map(|rank| rank.layout.clone()).collect()
+    let first = |engine: &Engine| {
+        engine.replicas.first().map(|replica| replica.layouts.clone()).unwrap_or_default()
     };
-    let first = |replicas: &[Replica]| replicas.first().map(layouts).unwrap_or_default();
     let (producers, consumers) = (first(&replay.producers), first(&replay.consumers));
     let pairs = replay.links.iter().flat_map(|link| &link.pairs);
     let givers = pairs.map(|pair| pair.pair.producer).collect();
@@ -224,21 +223,25 @@ fn build(
         .zip(&consumers)
         .map(|(rotation, consumer)| Link::new(&producers[0], consumer, rotation))
         .collect::<Result<Vec<_>>>()?;
-    let replicas = |engine: Vec<Vec<_>>| {
-        engine
-            .into_iter()
-            .map(|ranks| Replica::new(ranks, || fabric.port()))
-            .collect::<Result<Vec<_>>>()
+    // Transfers are started from this process.
+    let place = |replicas: &[Vec<RankLayout>], starts: bool| {
+        let layouts = replicas.concat();
+        if starts || fabric.is_in_process() {
+            Place::here(fabric, layouts, Memory::Backend)
+        } else {
+            Place::there(fabric, layouts, Memory::Backend)
+        }
     };
-    let (mut producers, mut consumers) = (replicas(producers)?, replicas(consumers)?);
-    for (from, producer) in producers.iter_mut().enumerate() {
-        for (to, consumer) in consumers.iter_mut().enumerate() {
-            let firsts = (from * producer.ranks.len(), to * consumer.ranks.len());
-            let sides = ((&mut *producer, firsts.0), (consumer, firsts.1));
-            link::join(fabric, &links[to], options.mode, sides.0, sides.1)?;
+    let producer_place = place(&producers, options.mode == Mode::Write)?;
+    let consumer_place = place(&consumers, options.mode == Mode::Read)?;
+    let mut producers = Engine::new(producers, producer_place);
+    let mut consumers = Engine::new(consumers, consumer_place);
+    for from in 0..producers.replicas.len() {
+        for (to, link) in links.iter().enumerate() {
+            link::join(fabric, link, options.mode, (&mut producers, from), (&mut consumers, to))?;
         }
     }
-    let running = consumers.iter().map(|_| Vec::new()).collect();
+    let running = consumers.replicas.iter().map(|_| Vec::new()).collect();
     Ok(Replay { options, producers, consumers, links, running, totals: Totals::default() })
 }
 

@@ -10,8 +10,10 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use super::replay::{Damaged, Job, Replay};
 use crate::args::Damage;
+use crate::engine::Engine;
 use crate::engine::pool::Lease;
 use crate::engine::rank::{Rank, note};
+use crate::engine::ranks::Awaited;
 use crate::engine::work::Sample;
 use crate::pairs::PairPlan;
 
@@ -27,21 +29,25 @@ impl Replay {
         for job in jobs {
             self.post(job, damaged, &mut list, &mut pending)?;
         }
+        let mut missing: Vec<Awaited> = jobs.iter().flat_map(|job| self.awaited(job)).collect();
+        self.target().place.expect(&missing)?;
         while !pending.is_empty() {
             self.settle(&mut pending)?;
             in_time(begun, "a transfer did not settle")?;
         }
-        for job in jobs {
-            let mut told: Vec<(usize, usize)> = Vec::new();
-            loop {
-                self.listen(job, &mut told)?;
-                if told.is_empty() {
-                    break;
-                }
-                in_time(begun, "a notification did not arrive")?;
-            }
+        while !missing.is_empty() {
+            self.totals.notifications += self.target().place.hear(&mut missing)?;
+            in_time(begun, "a notification did not arrive")?;
         }
         Ok(())
+    }
+
+    /// The engine that is told.
+    fn target(&mut self) -> &mut Engine {
+        match self.options.mode {
+            Mode::Read => &mut self.producers,
+            Mode::Write => &mut self.consumers,
+        }
     }
 
     /// Posts the transfers of one request.
@@ -94,11 +100,11 @@ impl Replay {
 
     /// Who starts transfers between two ranks of a job's replicas, and its name for the other.
     fn initiator(&self, job: &Job, producer: usize, consumer: usize) -> Result<(&Rank, PeerId)> {
-        let from = &self.producers[job.producer].ranks;
-        let to = &self.consumers[job.consumer].ranks;
+        let from = self.producers.first(job.producer) + producer;
+        let to = self.consumers.first(job.consumer) + consumer;
         let (me, other) = match self.options.mode {
-            Mode::Read => (&to[consumer], job.producer * from.len() + producer),
-            Mode::Write => (&from[producer], job.consumer * to.len() + consumer),
+            Mode::Read => (&self.consumers.place.list()?[to], from),
+            Mode::Write => (&self.producers.place.list()?[from], to),
         };
         Ok((me, me.peer(other)?))
     }
@@ -127,45 +133,26 @@ impl Replay {
         }
     }
 
-    /// Hears who was told about a job; `missing` becomes who was not.
-    fn listen(&mut self, job: &Job, missing: &mut Vec<(usize, usize)>) -> Result<()> {
+    /// Who must be told about a job, by whom.
+    fn awaited(&self, job: &Job) -> Vec<Awaited> {
         let link = &self.links[job.consumer];
-        let (listeners, others, firsts) = match self.options.mode {
+        let (from, to) = (self.producers.first(job.producer), self.consumers.first(job.consumer));
+        let request = job.number;
+        match self.options.mode {
             Mode::Read => {
-                let listeners = &mut self.producers[job.producer].ranks;
                 let rosters = link.rosters.iter().enumerate();
-                let all: Vec<_> = rosters
+                rosters
                     .flat_map(|(rank, roster)| roster.iter().map(move |other| (rank, *other)))
-                    .collect();
-                (listeners, all, job.consumer * self.consumers[job.consumer].ranks.len())
+                    .map(|(rank, other)| Awaited { rank: from + rank, from: to + other, request })
+                    .collect()
             }
             Mode::Write => {
-                let listeners = &mut self.consumers[job.consumer].ranks;
                 let pairs = link.pairs.iter().map(|pair| (pair.pair.consumer, pair.pair.producer));
-                let first = job.producer * self.producers[job.producer].ranks.len();
-                (listeners, pairs.collect(), first)
+                pairs
+                    .map(|(rank, other)| Awaited { rank: to + rank, from: from + other, request })
+                    .collect()
             }
-        };
-        if missing.is_empty() {
-            *missing = others;
         }
-        for listener in listeners.iter_mut() {
-            listener.listen()?;
-        }
-        let mut heard = 0;
-        let mut error = None;
-        missing.retain(|(rank, other)| match listeners[*rank].told(firsts + other, job.number) {
-            Ok(told) => {
-                heard += u64::from(told);
-                !told
-            }
-            Err(wrong) => {
-                error = Some(wrong);
-                true
-            }
-        });
-        self.totals.notifications += heard;
-        error.map_or(Ok(()), Err)
     }
 }
 
@@ -178,15 +165,6 @@ fn in_time(begun: Instant, what: &'static str) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Fabric, "demo", what).with_context("seconds", PATIENCE.as_secs()))
-}
-
-/// Flips a bit of an element.
-pub(super) fn flip(rank: &Rank, sample: &Sample) -> Result<()> {
-    let region = &rank.regions[sample.region as usize];
-    let mut byte = [0];
-    region.read_at(sample.offset, &mut byte)?;
-    byte[0] ^= 0x10;
-    region.write_at(sample.offset, &byte)
 }
 
 /// The segments, the one that brings `sample` taken from one element before.

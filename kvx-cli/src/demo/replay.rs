@@ -4,21 +4,18 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use kvx_core::port::Port;
 use kvx_core::transfer::Mode;
 use kvx_core::{Error, ErrorKind, Result};
 
 use super::link::Link;
-use super::moving::flip;
 use super::report::{Misplaced, Overwritten};
-use super::workers::spread;
 use crate::args::Damage;
-use crate::engine::Replica;
+use crate::engine::Engine;
 use crate::engine::pool::Lease;
-use crate::engine::rank::Rank;
+use crate::engine::ranks::{Bystanders, Piece};
 use crate::engine::tags::Prompt;
-use crate::engine::watch::Watch;
 use crate::engine::work::{Checked, Sample, Share, Worker};
+use crate::fabric::Fabric;
 use crate::trace::{Entry, HASH_TOKENS};
 
 /// Most tokens of the requests of one step, where there are several.
@@ -44,8 +41,8 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Replay {
     pub(crate) options: Options,
-    pub(crate) producers: Vec<Replica>,
-    pub(crate) consumers: Vec<Replica>,
+    pub(crate) producers: Engine,
+    pub(crate) consumers: Engine,
     /// By the consumer's replica.
     pub(crate) links: Vec<Link>,
     /// Requests that decode, by the consumer's replica: when they end, in milliseconds of the trace.
@@ -111,8 +108,7 @@ impl Replay {
             self.step(jobs, trace.len() as u64)?;
             progress.inc(count);
         }
-        let replicas = self.producers.iter().chain(&self.consumers);
-        match replicas.flat_map(|replica| &replica.ranks).map(Rank::strays).sum::<usize>() {
+        match self.producers.place.strays()? + self.consumers.place.strays()? {
             0 => Ok(()),
             strays => Err(Error::peer("demo", "notifications came that nobody waited for")
                 .with_context("notifications", strays)),
@@ -156,9 +152,10 @@ impl Replay {
 
     fn admit_one(&mut self, entry: &Entry, index: usize, jobs: &[Job]) -> Result<Option<Job>> {
         let prompt = Prompt::new(self.options.seed, entry.input_length, &entry.hash_ids);
-        let (producer, consumer) = (index % self.producers.len(), index % self.consumers.len());
+        let replicas = (self.producers.replicas.len(), self.consumers.replicas.len());
+        let (producer, consumer) = (index % replicas.0, index % replicas.1);
         let running = &mut self.running[consumer];
-        let pool = &mut self.consumers[consumer].pool;
+        let pool = &mut self.consumers.replicas[consumer].pool;
         while let Some(done) = running.iter().position(|other| other.ends <= entry.timestamp) {
             let done = running.swap_remove(done);
             pool.release(&done.prompt, done.lease);
@@ -185,7 +182,7 @@ impl Replay {
             pool.release(&prompt, target);
             return Ok(None);
         }
-        let Some(source) = self.producers[producer].pool.lease(&prompt) else {
+        let Some(source) = self.producers.replicas[producer].pool.lease(&prompt) else {
             pool.release(&prompt, target);
             return Ok(None);
         };
@@ -199,9 +196,9 @@ impl Replay {
         let begun = Instant::now();
         self.fill(&jobs)?;
         for job in &mut jobs {
-            self.producers[job.producer].pool.keep(&job.prompt, &mut job.source);
+            self.producers.replicas[job.producer].pool.keep(&job.prompt, &mut job.source);
         }
-        let watches = self.watch(&jobs)?;
+        self.watch(&jobs)?;
         let filled = Instant::now();
         let damaged = self.damage(&jobs, all)?;
         self.transfer(&jobs, damaged.as_ref())?;
@@ -209,24 +206,19 @@ impl Replay {
         if let Some((rank, consumer, sample)) = &damaged
             && self.options.damage == Some(Damage::Byte)
         {
-            flip(&self.consumers[*consumer].ranks[*rank], sample)?;
+            let rank = self.consumers.first(*consumer) + rank;
+            self.consumers.place.flip(rank, sample)?;
         }
         self.check(&jobs)?;
-        for (consumer, rank, watch) in watches {
-            let replica = &self.consumers[consumer].ranks;
-            self.totals.watched += watch.len() as u64;
-            let changed = watch.changed(&replica[rank].layout, &replica[rank].regions)?;
-            let rank = consumer * replica.len() + rank;
-            self.totals
-                .changed
-                .extend(changed.into_iter().map(|block| Overwritten { rank, block }));
-        }
+        let changed = self.consumers.place.changed()?;
+        let overwritten = changed.into_iter().map(|(rank, block)| Overwritten { rank, block });
+        self.totals.changed.extend(overwritten);
         for mut job in jobs {
             self.totals.requests += 1;
             self.totals.tokens += job.prompt.tokens();
             self.totals.reused += job.target.reused;
-            self.producers[job.producer].pool.release(&job.prompt, job.source);
-            self.consumers[job.consumer].pool.keep(&job.prompt, &mut job.target);
+            self.producers.replicas[job.producer].pool.release(&job.prompt, job.source);
+            self.consumers.replicas[job.consumer].pool.keep(&job.prompt, &mut job.target);
             let Job { ends, prompt, target: lease, .. } = job;
             self.running[job.consumer].push(Running { ends, prompt, lease });
         }
@@ -237,22 +229,19 @@ impl Replay {
     }
 
     /// Writes tags into the producers' blocks: of the tokens that these do not hold yet.
-    fn fill(&self, jobs: &[Job]) -> Result<()> {
-        let items: Vec<_> = jobs
-            .iter()
-            .flat_map(|job| self.producers[job.producer].ranks.iter().map(move |rank| (job, rank)))
-            .collect();
-        spread(&items, |worker, (job, rank)| {
-            let share = Share { prompt: &job.prompt, tables: &job.source.tables };
-            worker.fill(&rank.layout, &rank.regions, share, job.source.reused)
-        })?;
-        Ok(())
+    fn fill(&mut self, jobs: &[Job]) -> Result<()> {
+        let pieces = jobs.iter().flat_map(|job| {
+            let ranks = self.producers.numbers(job.producer);
+            ranks.map(|rank| piece(rank, &job.prompt, &job.source))
+        });
+        let pieces = pieces.collect();
+        self.producers.place.fill(pieces)
     }
 
     /// Watches blocks of the consumers that the step must leave alone.
-    fn watch(&self, jobs: &[Job]) -> Result<Vec<(usize, usize, Watch)>> {
-        let mut items = Vec::new();
-        for (consumer, replica) in self.consumers.iter().enumerate() {
+    fn watch(&mut self, jobs: &[Job]) -> Result<()> {
+        let mut all = Vec::new();
+        for (consumer, replica) in self.consumers.replicas.iter().enumerate() {
             let mut written: Vec<BTreeSet<u32>> = Vec::new();
             for job in jobs.iter().filter(|job| job.consumer == consumer) {
                 written.resize(job.target.own.len(), BTreeSet::new());
@@ -262,13 +251,12 @@ impl Replay {
             }
             if !written.is_empty() {
                 let blocks = replica.pool.bystanders(&written, WATCHED);
-                items.extend((0..replica.ranks.len()).map(|rank| (consumer, rank, blocks.clone())));
+                let ranks = self.consumers.numbers(consumer);
+                all.extend(ranks.map(|rank| Bystanders { rank, blocks: blocks.clone() }));
             }
         }
-        spread(&items, |_, (consumer, rank, blocks)| {
-            let known = &self.consumers[*consumer].ranks[*rank];
-            Ok((*consumer, *rank, Watch::new(&known.layout, &known.regions, blocks)?))
-        })
+        self.totals.watched += self.consumers.place.watch(all)?;
+        Ok(())
     }
 
     /// Where to do the damage that was asked for, if it is to be done in this step: consumer rank, replica, element.
@@ -278,8 +266,9 @@ impl Replay {
         }
         for job in jobs.iter().filter(|job| job.number >= all / 2) {
             let share = Share { prompt: &job.prompt, tables: &job.target.tables };
-            for (number, rank) in self.consumers[job.consumer].ranks.iter().enumerate() {
-                let sample = Worker::default().sample(&rank.layout, share, job.target.reused)?;
+            let layouts = &self.consumers.replicas[job.consumer].layouts;
+            for (number, layout) in layouts.iter().enumerate() {
+                let sample = Worker::default().sample(layout, share, job.target.reused)?;
                 if let Some(sample) = sample {
                     self.totals.damaged = true;
                     return Ok(Some((number, job.consumer, sample)));
@@ -291,34 +280,41 @@ impl Replay {
 
     /// Compares every element of the requests on every rank of their consumers.
     fn check(&mut self, jobs: &[Job]) -> Result<()> {
-        let items: Vec<_> = jobs
-            .iter()
-            .flat_map(|job| {
-                let ranks = self.consumers[job.consumer].ranks.iter().enumerate();
-                ranks.map(move |(number, rank)| (job, number, rank))
-            })
-            .collect();
-        let found = spread(&items, |worker, (job, _, rank)| {
-            let share = Share { prompt: &job.prompt, tables: &job.target.tables };
-            worker.check(&rank.layout, &rank.regions, share)
-        })?;
-        for ((job, rank, _), Checked { elements, wrong, told }) in items.iter().zip(found) {
+        let of_jobs = jobs.iter().flat_map(|job| {
+            let ranks = self.consumers.numbers(job.consumer);
+            ranks.map(move |rank| (job.number, piece(rank, &job.prompt, &job.target)))
+        });
+        let (requests, pieces): (Vec<u64>, Vec<Piece>) = of_jobs.unzip();
+        let ranks: Vec<usize> = pieces.iter().map(|piece| piece.rank).collect();
+        let found = self.consumers.place.check(pieces)?;
+        for ((request, rank), Checked { elements, wrong, told }) in
+            requests.into_iter().zip(ranks).zip(found)
+        {
             self.totals.elements += elements;
             self.totals.wrong += wrong;
-            let rank = job.consumer * self.consumers[job.consumer].ranks.len() + rank;
             let room = super::MAX_TOLD.saturating_sub(self.totals.mismatches.len());
             let told = told.into_iter().take(room);
-            let request = job.number;
             self.totals.mismatches.extend(told.map(|wrong| Misplaced { request, rank, wrong }));
         }
         Ok(())
     }
 
-    /// The ports of all ranks.
-    pub(crate) fn ports(&self) -> impl Iterator<Item = &Port> {
-        let replicas = self.producers.iter().chain(&self.consumers);
-        replicas.flat_map(|replica| replica.ranks.iter().map(|rank| &rank.port))
+    /// Closes both engines, and gives what the replay came to.
+    pub(crate) fn close(self, fabric: &Fabric) -> Result<Totals> {
+        // The engine in this process first: its peers are still there to hear it.
+        let (here, there) = match self.options.mode {
+            Mode::Read => (self.consumers, self.producers),
+            Mode::Write => (self.producers, self.consumers),
+        };
+        here.place.close(fabric)?;
+        there.place.close(fabric)?;
+        Ok(self.totals)
     }
+}
+
+/// A request's cache on one rank, of which the first tokens may be there already.
+fn piece(rank: usize, prompt: &Prompt, lease: &Lease) -> Piece {
+    Piece { rank, prompt: prompt.clone(), tables: lease.tables.clone(), from: lease.reused }
 }
 
 impl Totals {

@@ -9,6 +9,8 @@ use kvx_core::memory::{KeyBlob, Region};
 use kvx_core::port::{Port, RegionSet};
 use kvx_core::{Error, ErrorKind, Result};
 
+use crate::remote::Memory;
+
 /// One rank of an engine. Its number counts over all replicas.
 #[derive(Debug)]
 pub(crate) struct Rank {
@@ -25,12 +27,13 @@ pub(crate) struct Rank {
 
 impl Rank {
     /// Makes the rank's memory and registers it with `port`.
-    pub(crate) fn new(layout: RankLayout, port: Port) -> Result<Self> {
-        let regions = layout
-            .regions()
-            .iter()
-            .map(|region| Region::host(region.bytes))
-            .collect::<Result<Vec<_>>>()?;
+    pub(crate) fn new(layout: RankLayout, port: Port, memory: Memory) -> Result<Self> {
+        let make = |bytes| match memory {
+            Memory::Heap => Region::host(bytes),
+            Memory::Backend => port.allocate(bytes),
+        };
+        let regions =
+            layout.regions().iter().map(|region| make(region.bytes)).collect::<Result<Vec<_>>>()?;
         let ids = regions.iter().map(|region| port.register(region)).collect::<Result<Vec<_>>>()?;
         let keys = ids
             .iter()
@@ -40,6 +43,16 @@ impl Rank {
         let set = port.region_set(&ids)?;
         let (peers, notes) = (BTreeMap::new(), BTreeMap::new());
         Ok(Self { layout, regions, port, set, keys, peers, notes })
+    }
+
+    /// Keys and sizes of its regions.
+    pub(crate) fn keys(&self) -> &[(KeyBlob, u64)] {
+        &self.keys
+    }
+
+    /// From now on, rank `number` of the other engine is this peer.
+    pub(crate) fn meets(&mut self, number: usize, peer: PeerId) {
+        self.peers.insert(number, peer);
     }
 
     /// The peer that rank number `rank` of the other engine is.

@@ -1,6 +1,7 @@
 //! What every element should be: a tag made of where it stands in the model and in the request.
 
 use kvx_core::layout::Role;
+use serde::{Deserialize, Serialize};
 
 use crate::trace::HASH_TOKENS;
 
@@ -12,7 +13,7 @@ pub(crate) const fn mix(value: u64) -> u64 {
 }
 
 /// What a request's tokens are, without the tokens: equal for two requests as far as these begin with the same blocks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Prompt {
     tokens: u64,
     /// One for each block of [`HASH_TOKENS`] tokens: names it and all before it.

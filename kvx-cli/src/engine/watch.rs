@@ -3,6 +3,7 @@
 use kvx_core::Result;
 use kvx_core::layout::{GroupKind, RankLayout, Tensor};
 use kvx_core::memory::Region;
+use serde::{Deserialize, Serialize};
 
 use super::tags::mix;
 
@@ -14,7 +15,7 @@ pub(crate) struct Watch {
 }
 
 /// A block that changed.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Changed {
     pub(crate) layer: u32,
     pub(crate) role: String,

@@ -3,7 +3,7 @@
 use kvx_core::layout::{Axis, CacheGroup, Granularity, GroupKind, RankLayout, Tensor};
 use kvx_core::memory::Region;
 use kvx_core::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::sweep::{Piece, Steps, Sweep};
 use super::tags::{HeadTag, Prompt, mix};
@@ -20,7 +20,7 @@ pub(crate) struct Share<'a> {
 }
 
 /// An element that is not what it should be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Wrong {
     pub(crate) layer: u32,
     /// K, V, or what else the tensor holds.
@@ -37,7 +37,7 @@ pub(crate) struct Wrong {
 }
 
 /// What a check came to.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Checked {
     /// Elements compared.
     pub(crate) elements: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Checked {
 }
 
 /// Where one element lies.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) region: u32,
     pub(crate) offset: u64,

@@ -10,6 +10,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +19,8 @@ mod tests;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Who is to blame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The caller broke a rule of the API: order, range or dependency of its arguments. Never caused by what a peer

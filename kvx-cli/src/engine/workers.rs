@@ -6,7 +6,7 @@ use std::thread;
 
 use kvx_core::{Error, ErrorKind, Result};
 
-use crate::engine::work::Worker;
+use super::work::Worker;
 
 /// Does `work` with every item, on as many threads as there are cores; results are in the items' order. Each thread has a
 /// [`Worker`] of its own.

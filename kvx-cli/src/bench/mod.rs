@@ -1,0 +1,112 @@
+//! `kvx bench`: what a backend does between two processes, beside what this machine can do at most.
+//!
+//! This process is the engine that starts transfers; the other engine is a process of its own. In every round the same
+//! request is moved once by the backend, once by each of the limits, and once by the other program where one is named; who
+//! begins changes from round to round. Ratios are taken round by round, so that whatever disturbs the machine disturbs all.
+
+#[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
+mod limits;
+#[cfg(not(all(feature = "shm", target_os = "linux", target_pointer_width = "64")))]
+#[path = "no_limits.rs"]
+mod limits;
+mod peer;
+mod report;
+mod rig;
+mod small;
+mod stats;
+
+use kvx_core::transfer::Mode;
+use kvx_core::{Error, Result};
+
+use crate::args::{BenchArgs, RegionArg};
+use crate::fabric::Fabric;
+use crate::failure::{self, Failure};
+use crate::output::Output;
+use limits::Limits;
+use peer::Peer;
+use report::{Measured, Report};
+use rig::Rig;
+
+/// Rounds before those that count.
+const WARM_UP: u32 = 3;
+
+/// Runs `kvx bench`; gives the exit code.
+///
+/// # Errors
+///
+/// Those of the options, the shapes and the fabric; and when the result cannot be written.
+pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
+    let engines = args.read()?;
+    let fabric = Fabric::choose(args.backend.as_deref(), 0)?;
+    if fabric.is_in_process() {
+        return Err(Error::unsupported("bench", "the mock connects engines of one process only")
+            .with_remedy("name a backend that connects processes: kvx backends")
+            .into());
+    }
+    let mut rig = Rig::new(&fabric, engines, args)?;
+    out.line(format!("backend   {}, {}", fabric.about(), rig.transport()?))?;
+    out.line(format!("request   {}", rig.about()))?;
+    let mut limits = Limits::new(&rig)?;
+    let mut peer = args.peer_command.as_deref().map(Peer::start).transpose()?;
+
+    for round in 0..WARM_UP {
+        rig.round()?;
+        limits.round(round);
+        if let Some(peer) = &mut peer {
+            peer.round()?;
+        }
+    }
+    let wrong = rig.check()?;
+    rig.begin_counting(args.rounds)?;
+    let mut measured = Measured::default();
+    for round in 0..args.rounds {
+        // Who begins changes, so that nobody always finds the caches as the same other left them.
+        for turn in 0..3 {
+            match (round + turn) % 3 {
+                0 => measured.rounds.push(rig.round()?),
+                1 => measured.limits.push(limits.round(round)),
+                _ => {
+                    if let Some(peer) = &mut peer {
+                        measured.peer.push(peer.round()?);
+                    }
+                }
+            }
+        }
+    }
+    measured.cpu = rig.end_counting()?;
+    drop(peer);
+    let wrong = wrong + rig.check()?;
+    measured.one_block = small::one_block(&mut rig, args.small)?;
+    measured.notify = small::notify(&mut rig, args.small)?;
+    let sweep = match &args.svg {
+        Some(path) => {
+            let sweep = small::sweep(&mut rig)?;
+            report::draw(path, &sweep)?;
+            Some(sweep)
+        }
+        None => None,
+    };
+    let report = Report::new(args, &rig, &fabric, measured, sweep, wrong)?;
+    rig.close()?;
+    report.print(out)?;
+    out.document(&report)?;
+    Ok(if wrong == 0 { failure::OK } else { failure::FAILED })
+}
+
+/// Where memory is from.
+impl From<RegionArg> for crate::remote::Memory {
+    fn from(region: RegionArg) -> Self {
+        match region {
+            RegionArg::Shared => Self::Backend,
+            RegionArg::Borrowed => Self::Heap,
+        }
+    }
+}
+
+/// Which engine this process is.
+const fn initiator(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Read => "consumer",
+        Mode::Write => "producer",
+    }
+}

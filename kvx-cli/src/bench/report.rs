@@ -1,0 +1,293 @@
+//! What `kvx bench` says.
+
+use std::path::Path;
+
+use kvx_core::transfer::Mode;
+use kvx_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+use super::limits::LimitRound;
+use super::rig::{Cpu, Rig, Round};
+use super::small::{Notify, Sweep};
+use super::stats::{Quantiles, Spread, median, micros};
+use crate::args::{BenchArgs, Order, RegionArg};
+use crate::fabric::Fabric;
+use crate::output::{self, Output};
+use crate::shape::Shape;
+use crate::size;
+
+/// What was measured, round by round.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    pub(crate) rounds: Vec<Round>,
+    pub(crate) limits: Vec<LimitRound>,
+    /// GB/s of the other program.
+    pub(crate) peer: Vec<f64>,
+    pub(crate) cpu: Cpu,
+    pub(crate) one_block: Option<Quantiles>,
+    pub(crate) notify: Notify,
+}
+
+/// What `kvx bench --json` prints. Rates are in 10^9 bytes per second.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) backend: &'static str,
+    pub(crate) transport: String,
+    /// From the first segment posted until all had settled.
+    pub(crate) gbps: Option<Spread>,
+    /// The backend's rate over the limit's of the same round: medians.
+    pub(crate) ratio: Ratios<f64>,
+    /// With intervals.
+    pub(crate) ratios: Ratios<Spread>,
+    /// The limits themselves, and the other program.
+    pub(crate) others: Ratios<Spread>,
+    /// Processor time of both processes.
+    pub(crate) cpu_us_per_request: PerSide,
+    /// As if no two blocks were neighbours, and as it was.
+    pub(crate) segments: Segments,
+    /// Medians of a request.
+    pub(crate) request_us: RequestTimes,
+    /// One block of one tensor.
+    pub(crate) one_block_us: Option<Quantiles>,
+    /// A notification there and back: both sides asleep.
+    pub(crate) notify_rtt_us: Option<Quantiles>,
+    /// The same while every core copies.
+    pub(crate) notify_rtt_busy_us: Option<Quantiles>,
+    /// The same while both sides poll without pause.
+    pub(crate) notify_rtt_spin_us: Option<Quantiles>,
+    /// Every element was compared.
+    pub(crate) verified: bool,
+    pub(crate) bytes: u64,
+    pub(crate) rounds: u32,
+    pub(crate) model: String,
+    pub(crate) tokens: u64,
+    pub(crate) blocks: &'static str,
+    pub(crate) region: &'static str,
+    pub(crate) mode: Mode,
+    pub(crate) producer: Shape,
+    pub(crate) consumer: Shape,
+    /// Rates over sizes, where they were drawn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sweep: Option<Sweep>,
+}
+
+/// One for each who is compared; `None` of those that are not there.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Ratios<T> {
+    /// Plain copies of the same blocks between two shared mappings.
+    pub(crate) memcpy: Option<T>,
+    /// `process_vm_readv` or `process_vm_writev` with the same segments.
+    pub(crate) process_vm: Option<T>,
+    /// The program of `--peer-command`.
+    pub(crate) peer: Option<T>,
+}
+
+/// One figure per side.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct PerSide {
+    pub(crate) initiator: f64,
+    pub(crate) target: f64,
+}
+
+/// How many segments.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Segments {
+    pub(crate) before: u64,
+    pub(crate) merged: u64,
+}
+
+/// Where a request's time goes.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct RequestTimes {
+    pub(crate) posted: f64,
+    pub(crate) settled: f64,
+}
+
+impl Report {
+    pub(crate) fn new(
+        args: &BenchArgs,
+        rig: &Rig<'_>,
+        fabric: &Fabric,
+        measured: Measured,
+        sweep: Option<Sweep>,
+        wrong: u64,
+    ) -> Result<Self> {
+        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+        let bytes = rig.bytes() as f64;
+        let gbps = |seconds: f64| bytes / seconds / 1e9;
+        let own: Vec<f64> =
+            measured.rounds.iter().map(|round| gbps(round.settled.as_secs_f64())).collect();
+        let limit = |of: fn(&LimitRound) -> Option<f64>| {
+            measured.limits.iter().filter_map(of).map(gbps).collect::<Vec<f64>>()
+        };
+        let rates = Ratios {
+            memcpy: Some(limit(|round| round.memcpy)),
+            process_vm: Some(limit(|round| round.process_vm)),
+            peer: Some(measured.peer),
+        };
+        let others = rates.map(|rates| Spread::of(rates.clone()));
+        // Of none there are no ratios, either.
+        let ratios = rates.map(|rates| {
+            Spread::of(own.iter().zip(rates).map(|(own, other)| own / other).collect())
+        });
+        let medians = |time: fn(&Round) -> std::time::Duration| {
+            median(measured.rounds.iter().map(|round| micros(time(round))).collect())
+                .unwrap_or_default()
+        };
+        Ok(Self {
+            backend: fabric.name(),
+            transport: rig.transport()?,
+            ratio: ratios.map(|spread| Some(spread.median)),
+            gbps: Spread::of(own),
+            ratios,
+            others,
+            cpu_us_per_request: PerSide {
+                initiator: measured.cpu.initiator,
+                target: measured.cpu.target,
+            },
+            segments: Segments { before: rig.unmerged, merged: rig.merged() },
+            request_us: RequestTimes {
+                posted: medians(|round| round.posted),
+                settled: medians(|round| round.settled),
+            },
+            one_block_us: measured.one_block,
+            notify_rtt_us: measured.notify.idle,
+            notify_rtt_busy_us: measured.notify.busy,
+            notify_rtt_spin_us: measured.notify.spin,
+            verified: wrong == 0,
+            bytes: rig.bytes(),
+            rounds: args.rounds,
+            model: rig.engines.model.name().to_owned(),
+            tokens: args.tokens,
+            blocks: match args.blocks {
+                Order::Contiguous => "contiguous",
+                Order::Permuted => "permuted",
+            },
+            region: match args.region {
+                RegionArg::Shared => "shared",
+                RegionArg::Borrowed => "borrowed",
+            },
+            mode: rig.engines.mode,
+            producer: rig.engines.producer,
+            consumer: rig.engines.consumer,
+            sweep,
+        })
+    }
+
+    /// Prints it for people.
+    pub(crate) fn print(&self, out: &mut Output) -> std::io::Result<()> {
+        if out.is_json() {
+            return Ok(());
+        }
+        out.line("")?;
+        let mut table = output::table(&["", "GB/s", "best", "95% interval", "kvx is"], 1);
+        let rows = [
+            (self.backend, self.gbps.as_ref(), None),
+            ("memcpy", self.others.memcpy.as_ref(), self.ratios.memcpy.as_ref()),
+            ("process_vm", self.others.process_vm.as_ref(), self.ratios.process_vm.as_ref()),
+            ("peer", self.others.peer.as_ref(), self.ratios.peer.as_ref()),
+        ];
+        for (name, rate, ratio) in rows {
+            let Some(Spread { median, best, interval: [low, high] }) = rate else { continue };
+            table.add_row([
+                name.to_owned(),
+                format!("{median:.2}"),
+                format!("{best:.2}"),
+                format!("{low:.2}–{high:.2}"),
+                ratio.map_or_else(String::new, |ratio| {
+                    let [low, high] = ratio.interval;
+                    format!("{:.2}× ({low:.2}–{high:.2})", ratio.median)
+                }),
+            ]);
+        }
+        out.table(&table)?;
+        out.line("")?;
+        let PerSide { initiator, target } = self.cpu_us_per_request;
+        out.line(format!(
+            "{} rounds of {} in {} segments ({} where blocks are no neighbours)",
+            size::count(self.rounds.into()),
+            size::bytes(self.bytes),
+            size::count(self.segments.merged),
+            size::count(self.segments.before)
+        ))?;
+        out.line(format!(
+            "a request: posted in {:.0} µs, settled in {:.0} µs; {initiator:.0} µs of processor time here, \
+             {target:.0} µs there",
+            self.request_us.posted, self.request_us.settled
+        ))?;
+        for (what, times) in [
+            ("one block", &self.one_block_us),
+            ("notification there and back, both asleep", &self.notify_rtt_us),
+            ("the same while every core copies", &self.notify_rtt_busy_us),
+            ("the same, both polling", &self.notify_rtt_spin_us),
+        ] {
+            if let Some(Quantiles { p50, p99 }) = times {
+                out.line(format!("{what}: {p50:.1} µs (p99 {p99:.1} µs)"))?;
+            }
+        }
+        out.line(if self.verified { "verified" } else { "FAILED: elements are wrong" })
+    }
+}
+
+impl<T> Ratios<T> {
+    fn map<U>(&self, with: impl Fn(&T) -> Option<U>) -> Ratios<U> {
+        Ratios {
+            memcpy: self.memcpy.as_ref().and_then(&with),
+            process_vm: self.process_vm.as_ref().and_then(&with),
+            peer: self.peer.as_ref().and_then(&with),
+        }
+    }
+}
+
+/// Draws a sweep.
+pub(crate) fn draw(path: &Path, sweep: &Sweep) -> Result<()> {
+    use plotters::prelude::*;
+
+    const CURVES: [(&str, RGBColor); 2] = [("segment", BLUE), ("request", RED)];
+
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::new(ErrorKind::Resources, "--svg", format!("{} cannot be drawn", path.display()))
+            .with_context("why", error)
+    };
+    let points = || sweep.segments.iter().chain(&sweep.requests);
+    let (Some(least), Some(most)) =
+        (points().map(|(bytes, _)| *bytes).min(), points().map(|(bytes, _)| *bytes).max())
+    else {
+        return Err(Error::config("--svg", "nothing was moved that could be drawn")
+            .with_remedy("give more tokens"));
+    };
+    let top = points().map(|(_, rate)| *rate).fold(0.0, f64::max) * 1.1;
+    let root = SVGBackend::new(path, (900, 480)).into_drawing_area();
+    root.fill(&WHITE).map_err(|error| failed(&error))?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption("GB/s by size", ("sans-serif", 20))
+        .margin(16)
+        .x_label_area_size(40)
+        .y_label_area_size(50)
+        .build_cartesian_2d((least..most).log_scale().base(2.0), 0.0..top)
+        .map_err(|error| failed(&error))?;
+    chart
+        .configure_mesh()
+        .x_desc("bytes")
+        .y_desc("GB/s")
+        .x_label_formatter(&|bytes| size::bytes(*bytes))
+        .draw()
+        .map_err(|error| failed(&error))?;
+    for ((name, colour), curve) in CURVES.into_iter().zip([&sweep.segments, &sweep.requests]) {
+        chart
+            .draw_series(
+                LineSeries::new(curve.iter().copied(), colour.stroke_width(2)).point_size(3),
+            )
+            .map_err(|error| failed(&error))?
+            .label(format!("size of a {name}"))
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour));
+    }
+    chart
+        .configure_series_labels()
+        .background_style(WHITE)
+        .border_style(BLACK)
+        .position(SeriesLabelPosition::LowerRight)
+        .draw()
+        .map_err(|error| failed(&error))?;
+    root.present().map_err(|error| failed(&error))
+}

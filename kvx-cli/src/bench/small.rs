@@ -1,0 +1,205 @@
+//! Times of what is small: one block, a notification; and rates over sizes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvx_core::memory::Region;
+use kvx_core::transfer::Segment;
+use kvx_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+use super::rig::Rig;
+use super::stats::{Quantiles, median};
+use crate::remote::{PATIENCE, spin_notified};
+
+/// Rounds of one point of a sweep.
+const SWEEP_ROUNDS: usize = 7;
+/// Bytes of the request in the sweep over segment sizes.
+const SWEEP_BYTES: u64 = 64 << 20;
+/// Bytes that each core copies while notifications are timed beside copies.
+const BUSY_BYTES: u64 = 64 << 20;
+
+/// Times of notifications there and back.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notify {
+    /// Both sides asleep, the machine otherwise idle.
+    pub(crate) idle: Option<Quantiles>,
+    /// The same while every core copies.
+    pub(crate) busy: Option<Quantiles>,
+    /// Both sides poll without pause.
+    pub(crate) spin: Option<Quantiles>,
+}
+
+/// Rates over sizes.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Sweep {
+    /// Bytes per segment, and GB/s.
+    pub(crate) segments: Vec<(u64, f64)>,
+    /// Bytes per request, and GB/s.
+    pub(crate) requests: Vec<(u64, f64)>,
+}
+
+/// Moves the first segment, at most a block of one tensor, again and again.
+pub(crate) fn one_block(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
+    let Some(link) = rig.links.first() else { return Ok(None) };
+    let rank = &rig.ranks.list()[link.here];
+    let Some(first) = link.segments.first() else { return Ok(None) };
+    let span = rank.layout.tensors().first().and_then(|tensor| tensor.block_span());
+    let segment = Segment { bytes: first.bytes.min(span.unwrap_or(first.bytes)), ..*first };
+    let mut all = Vec::new();
+    for _ in 0..times {
+        let begun = Instant::now();
+        let mut transfer =
+            rank.port.transfer(link.peer, rig.engines.mode, &rank.set, &[segment], None)?;
+        transfer.wait(PATIENCE).ok_or_else(|| late("a block"))??;
+        all.push(begun.elapsed());
+    }
+    Ok(Quantiles::of(all))
+}
+
+/// Sends notifications there and back.
+pub(crate) fn notify(rig: &mut Rig<'_>, times: u32) -> Result<Notify> {
+    let idle = asleep(rig, times)?;
+    let spin = spinning(rig, times)?;
+    let stop = AtomicBool::new(false);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let regions =
+        (0..2 * cores).map(|_| Region::host(BUSY_BYTES)).collect::<Result<Vec<Region>>>()?;
+    let busy = std::thread::scope(|scope| {
+        for pair in regions.chunks_exact(2) {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if pair[0].copy_to(0, &pair[1], 0, BUSY_BYTES).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        let busy = asleep(rig, times);
+        stop.store(true, Ordering::Relaxed);
+        busy
+    })?;
+    Ok(Notify { idle, busy, spin })
+}
+
+fn asleep(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
+    let Some(link) = rig.links.first() else { return Ok(None) };
+    rig.process.echo(link.there, link.here, times, false)?;
+    let rank = &rig.ranks.list()[link.here];
+    let times = rig.fabric.runtime.block_on(async {
+        let mut all = Vec::new();
+        for _ in 0..times {
+            let begun = Instant::now();
+            let sent =
+                rank.port.transfer(link.peer, rig.engines.mode, &rank.set, &[], Some(b"ping"))?;
+            let heard = tokio::time::timeout(PATIENCE, rank.port.notified()).await;
+            heard.map_err(|_| late("a notification"))??;
+            all.push(begun.elapsed());
+            sent.await?;
+        }
+        Ok::<_, Error>(all)
+    })?;
+    rig.process.finish()?;
+    Ok(Quantiles::of(times))
+}
+
+fn spinning(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
+    let Some(link) = rig.links.first() else { return Ok(None) };
+    rig.process.echo(link.there, link.here, times, true)?;
+    let rank = &rig.ranks.list()[link.here];
+    let mut all = Vec::new();
+    for _ in 0..times {
+        let begun = Instant::now();
+        let mut sent =
+            rank.port.transfer(link.peer, rig.engines.mode, &rank.set, &[], Some(b"ping"))?;
+        spin_notified(&rank.port)?;
+        all.push(begun.elapsed());
+        sent.wait(PATIENCE).ok_or_else(|| late("a notification"))??;
+    }
+    rig.process.finish()?;
+    Ok(Quantiles::of(all))
+}
+
+/// Rates over the size of segments, and over the size of requests of the rig's own segments.
+pub(crate) fn sweep(rig: &mut Rig<'_>) -> Result<Sweep> {
+    let Some(link) = rig.links.first() else { return Ok(Sweep::default()) };
+    let mut sweep = Sweep::default();
+    let all = link.segments.clone();
+    let mut count = 1;
+    while count < all.len() * 2 {
+        let part = &all[..count.min(all.len())];
+        let bytes = part.iter().map(|segment| segment.bytes).sum();
+        sweep.requests.push((bytes, rate(rig, part)?));
+        count *= 2;
+    }
+    for shift in 8..=24 {
+        let bytes = 1_u64 << shift;
+        let cut = cut(&all, bytes);
+        if !cut.is_empty() {
+            sweep.segments.push((bytes, rate(rig, &cut)?));
+        }
+    }
+    Ok(sweep)
+}
+
+/// Segments of `bytes` bytes each out of longer ones, every second one, so that none continues another.
+fn cut(all: &[Segment], bytes: u64) -> Vec<Segment> {
+    let mut cut = Vec::new();
+    let mut left = SWEEP_BYTES;
+    for segment in all {
+        let mut at = 0;
+        while at + bytes <= segment.bytes && left >= bytes {
+            let (local_offset, remote_offset) =
+                (segment.local_offset + at, segment.remote_offset + at);
+            cut.push(Segment { local_offset, remote_offset, bytes, ..*segment });
+            at += 2 * bytes;
+            left -= bytes;
+        }
+    }
+    cut
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+fn rate(rig: &Rig<'_>, segments: &[Segment]) -> Result<f64> {
+    let Some(link) = rig.links.first() else { return Ok(0.0) };
+    let (rank, mode) = (&rig.ranks.list()[link.here], rig.engines.mode);
+    let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
+    let mut rates = Vec::new();
+    for _ in 0..=SWEEP_ROUNDS {
+        let begun = Instant::now();
+        let mut transfer = rank.port.transfer(link.peer, mode, &rank.set, segments, None)?;
+        transfer.wait(PATIENCE).ok_or_else(|| late("a sweep"))??;
+        rates.push(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9);
+    }
+    // The first warms up.
+    Ok(median(rates.split_off(1)).unwrap_or_default())
+}
+
+fn late(what: &str) -> Error {
+    Error::new(ErrorKind::Fabric, "bench", format!("{what} did not settle in time"))
+        .with_context("seconds", Duration::as_secs(&PATIENCE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cut_segments_are_inside_and_never_continue_one_another() {
+        let long = Segment {
+            local_region: 1,
+            remote_region: 2,
+            local_offset: 100,
+            remote_offset: 900,
+            bytes: 1000,
+        };
+        let parts = cut(&[long, long], 300);
+        assert_eq!(parts.len(), 4);
+        assert_eq!(
+            (parts[1].local_offset, parts[1].remote_offset, parts[1].bytes),
+            (700, 1500, 300)
+        );
+        assert!(cut(&[long], 1001).is_empty());
+    }
+}

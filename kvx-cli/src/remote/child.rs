@@ -1,0 +1,193 @@
+//! The process that is started: does what it is told.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use kvx_core::memory::Region;
+use kvx_core::port::Port;
+use kvx_core::transfer::Mode;
+use kvx_core::{Error, ErrorKind, Result};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::PATIENCE;
+use super::message::{Answer, Ask, Memory, OpenedRank, receive, send};
+use crate::engine::rank::Rank;
+use crate::engine::ranks::{Awaited, Ranks};
+use crate::fabric::Fabric;
+
+/// Pause between two looks for notifications.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Does what comes over standard input, which is a socket, until that ends.
+///
+/// # Errors
+///
+/// When the socket fails. What is asked and fails is answered.
+pub(crate) fn serve() -> Result<()> {
+    let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|source| {
+        Error::new(ErrorKind::Resources, "remote", "no socket to be told over").with_source(source)
+    })?;
+    let mut stream = UnixStream::from(stdin);
+    let mut engine = None;
+    while let Some(ask) = receive::<Ask>(&mut stream)? {
+        let ends = matches!(ask, Ask::Close);
+        send(&mut stream, &execute(&mut engine, ask).unwrap_or_else(Answer::from))?;
+        if ends {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The engine, once it is opened.
+struct Engine {
+    fabric: Fabric,
+    ranks: Ranks,
+}
+
+fn execute(engine: &mut Option<Engine>, ask: Ask) -> Result<Answer> {
+    match (ask, engine) {
+        (Ask::Cpu, _) => Ok(Answer::Number(processor_time())),
+        (Ask::Open { backend, layouts, memory }, engine @ None) => {
+            let opened = Engine::open(&backend, layouts, memory)?;
+            let answer = opened.describe();
+            *engine = Some(opened);
+            Ok(answer)
+        }
+        (ask, Some(engine)) => engine.execute(ask),
+        (_, None) => Err(Error::misuse("remote", "the engine is not open")),
+    }
+}
+
+impl Engine {
+    fn open(
+        backend: &str,
+        layouts: Vec<kvx_core::layout::RankLayout>,
+        memory: Memory,
+    ) -> Result<Self> {
+        let fabric = Fabric::choose(Some(backend), 0)?;
+        let ranks = layouts.into_iter().map(|layout| Rank::new(layout, fabric.port()?, memory));
+        let ranks = Ranks::new(ranks.collect::<Result<_>>()?);
+        Ok(Self { fabric, ranks })
+    }
+
+    fn describe(&self) -> Answer {
+        let address = |region: &Region| region.address().as_ptr().addr() as u64;
+        let ranks = self.ranks.list().iter().map(|rank| OpenedRank {
+            keys: rank.keys().to_vec(),
+            addresses: rank.regions.iter().map(address).collect(),
+        });
+        Answer::Opened { ranks: ranks.collect(), pid: std::process::id() }
+    }
+
+    fn execute(&mut self, ask: Ask) -> Result<Answer> {
+        match ask {
+            Ask::Accept { rank, number, offer } => {
+                let rank = self.ranks.get_mut(rank)?;
+                let (peer, reply) = rank.port.accept(&offer)?;
+                rank.meets(number, peer);
+                Ok(Answer::Reply(reply))
+            }
+            Ask::Finish { rank, number, completion } => {
+                let rank = self.ranks.get_mut(rank)?;
+                let peer = rank.port.finish(&completion)?;
+                rank.meets(number, peer);
+                Ok(Answer::Done)
+            }
+            Ask::Connect { rank, number } => {
+                let rank = self.ranks.get_mut(rank)?;
+                let (peer, port) = (rank.peer(number)?, rank.port.clone());
+                let connected = async { tokio::time::timeout(PATIENCE, port.connect(peer)).await };
+                self.fabric.runtime.block_on(connected).map_err(|_| late("connect"))??;
+                Ok(Answer::Done)
+            }
+            Ask::Fill(pieces) => {
+                self.ranks.fill(&pieces)?;
+                Ok(Answer::Done)
+            }
+            Ask::Check(pieces) => self.ranks.check(&pieces).map(Answer::Checked),
+            Ask::Watch(bystanders) => self.ranks.watch(&bystanders).map(Answer::Number),
+            Ask::Changed => self.ranks.changed().map(Answer::Changed),
+            Ask::Flip { rank, sample } => {
+                self.ranks.flip(rank, &sample)?;
+                Ok(Answer::Done)
+            }
+            Ask::Expect(awaited) => self.hear(awaited),
+            Ask::Strays => Ok(Answer::Number(self.ranks.strays() as u64)),
+            Ask::Listen(counts) => self.listen(&counts),
+            Ask::Echo { rank, number, times, spin } => self.echo(rank, number, times, spin),
+            Ask::Close => {
+                self.fabric.close(self.ranks.ports())?;
+                Ok(Answer::Done)
+            }
+            Ask::Open { .. } | Ask::Cpu => Err(Error::misuse("remote", "the engine is open")),
+        }
+    }
+
+    fn hear(&mut self, mut missing: Vec<Awaited>) -> Result<Answer> {
+        let begun = Instant::now();
+        while !missing.is_empty() {
+            if self.ranks.hear(&mut missing)? > 0 {
+                continue;
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(late("a notification").with_context("missing", missing.len()));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Takes notifications, asleep in between.
+    fn listen(&mut self, counts: &[u64]) -> Result<Answer> {
+        let ports: Vec<Port> = self.ranks.ports().cloned().collect();
+        self.fabric.runtime.block_on(async {
+            for (port, count) in ports.iter().zip(counts) {
+                let driver = tokio::spawn(port.drive());
+                for _ in 0..*count {
+                    let heard = tokio::time::timeout(PATIENCE, port.notified()).await;
+                    heard.map_err(|_| late("a notification"))??;
+                }
+                driver.abort();
+            }
+            Ok(Answer::Done)
+        })
+    }
+
+    fn echo(&mut self, rank: usize, number: usize, times: u32, spin: bool) -> Result<Answer> {
+        let rank = self.ranks.get_mut(rank)?;
+        let (peer, port, set) = (rank.peer(number)?, rank.port.clone(), rank.set.clone());
+        if spin {
+            for _ in 0..times {
+                let (_, bytes) = super::process::spin_notified(&port)?;
+                let reply = port.transfer(peer, Mode::Read, &set, &[], Some(&bytes))?;
+                drop(reply);
+            }
+            return Ok(Answer::Done);
+        }
+        self.fabric.runtime.block_on(async {
+            let driver = tokio::spawn(port.drive());
+            for _ in 0..times {
+                let heard = tokio::time::timeout(PATIENCE, port.notified()).await;
+                let (_, bytes) = heard.map_err(|_| late("a notification"))??;
+                drop(port.transfer(peer, Mode::Read, &set, &[], Some(&bytes))?);
+            }
+            driver.abort();
+            Ok(Answer::Done)
+        })
+    }
+}
+
+fn late(what: &str) -> Error {
+    Error::new(ErrorKind::Fabric, "remote", format!("{what} did not come in time"))
+        .with_context("seconds", PATIENCE.as_secs())
+}
+
+/// Processor time of all threads of this process, in nanoseconds.
+pub(crate) fn processor_time() -> u64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let whole = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000;
+    whole + u64::try_from(time.tv_nsec).unwrap_or(0)
+}

@@ -1,0 +1,183 @@
+//! What the two processes say to each other.
+
+use std::io::{self, Read, Write};
+
+use kvx_core::handshake::HandshakeBytes;
+use kvx_core::layout::RankLayout;
+use kvx_core::memory::KeyBlob;
+use kvx_core::{Error, ErrorKind, Result, wire};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::ranks::{Awaited, Bystanders, Piece};
+use crate::engine::watch::Changed;
+use crate::engine::work::{Checked, Sample};
+
+/// Most bytes of one message.
+const MAX_BYTES: u32 = 1 << 28;
+
+/// Where a rank's memory is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Memory {
+    /// The heap.
+    Heap,
+    /// What the backend [allocates](kvx_core::memory::MemoryRegistry::allocate).
+    Backend,
+}
+
+/// What is asked of the process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    /// Opens a backend (`name,option=value`) per rank and makes the ranks' memory.
+    Open {
+        backend: String,
+        layouts: Vec<RankLayout>,
+        memory: Memory,
+    },
+    /// A step of the handshake between a rank and rank `number` of the other engine.
+    Accept {
+        rank: usize,
+        number: usize,
+        offer: HandshakeBytes,
+    },
+    Finish {
+        rank: usize,
+        number: usize,
+        completion: HandshakeBytes,
+    },
+    Connect {
+        rank: usize,
+        number: usize,
+    },
+    /// Writes tags.
+    Fill(Vec<Piece>),
+    /// Compares tags.
+    Check(Vec<Piece>),
+    /// Watches blocks.
+    Watch(Vec<Bystanders>),
+    /// Which of them changed.
+    Changed,
+    /// Flips a bit of an element.
+    Flip {
+        rank: usize,
+        sample: Sample,
+    },
+    /// Waits until all of these have come, once.
+    Expect(Vec<Awaited>),
+    /// How many notifications came that nobody waited for.
+    Strays,
+    /// Takes this many notifications, by rank.
+    Listen(Vec<u64>),
+    /// Answers notifications of rank `number` of the other engine, this many, asleep in between or not.
+    Echo {
+        rank: usize,
+        number: usize,
+        times: u32,
+        spin: bool,
+    },
+    /// Processor time of all threads so far, in nanoseconds.
+    Cpu,
+    /// Ends gently.
+    Close,
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Done,
+    /// Keys and sizes of each rank's regions, and their addresses in this process.
+    Opened {
+        ranks: Vec<OpenedRank>,
+        pid: u32,
+    },
+    Reply(HandshakeBytes),
+    Checked(Vec<Checked>),
+    Changed(Vec<(usize, Changed)>),
+    Number(u64),
+    Failed {
+        kind: ErrorKind,
+        text: String,
+        remedy: Option<String>,
+    },
+}
+
+/// A rank of the other process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct OpenedRank {
+    pub(crate) keys: Vec<(KeyBlob, u64)>,
+    /// Of the regions' first bytes.
+    pub(crate) addresses: Vec<u64>,
+}
+
+impl From<Error> for Answer {
+    fn from(error: Error) -> Self {
+        let text = crate::failure::line(&error);
+        Self::Failed { kind: error.kind(), text, remedy: error.remedy().map(ToOwned::to_owned) }
+    }
+}
+
+/// Sends a message.
+///
+/// # Errors
+///
+/// When it cannot be expressed, or the socket fails.
+pub(crate) fn send(to: &mut impl Write, message: &impl Serialize) -> Result<()> {
+    let bytes = wire::to_bytes("remote", message)?;
+    let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= MAX_BYTES);
+    let length = length.ok_or_else(|| {
+        Error::new(ErrorKind::Internal, "remote", "a message is too long")
+            .with_context("bytes", bytes.len())
+    })?;
+    let sent = to.write_all(&length.to_le_bytes()).and_then(|()| to.write_all(&bytes));
+    sent.map_err(lost)
+}
+
+/// Receives a message; `None` where the other side has hung up.
+///
+/// # Errors
+///
+/// When the socket fails, or what comes is no such message.
+pub(crate) fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<Option<T>> {
+    let mut length = [0; 4];
+    match from.read_exact(&mut length) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other.map_err(lost)?,
+    }
+    let length = u32::from_le_bytes(length);
+    if length > MAX_BYTES {
+        return Err(Error::peer("remote", "a message is too long").with_context("bytes", length));
+    }
+    let mut bytes = Vec::new();
+    from.take(length.into()).read_to_end(&mut bytes).map_err(lost)?;
+    wire::from_bytes("remote", "a message", &bytes).map(Some)
+}
+
+fn lost(source: io::Error) -> Error {
+    Error::peer("remote", "the other engine's process cannot be reached").with_source(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_as_they_were_sent() {
+        let mut bytes = Vec::new();
+        send(&mut bytes, &Ask::Listen(vec![1, 2])).unwrap();
+        send(&mut bytes, &Answer::from(Error::config("x", "wrong").with_remedy("right"))).unwrap();
+        let mut from = &*bytes;
+        let ask: Ask = receive(&mut from).unwrap().unwrap();
+        assert!(matches!(ask, Ask::Listen(counts) if counts == [1, 2]));
+        let answer: Answer = receive(&mut from).unwrap().unwrap();
+        let Answer::Failed { kind, text, remedy } = answer else { panic!("{answer:?}") };
+        assert_eq!((kind, remedy.as_deref()), (ErrorKind::Config, Some("right")));
+        assert!(text.contains("wrong"));
+        assert!(receive::<Ask>(&mut from).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        assert!(receive::<Ask>(&mut &[255, 255, 255, 255, 0][..]).is_err());
+        assert!(receive::<Ask>(&mut &[9, 0, 0, 0, 1][..]).is_err());
+    }
+}

@@ -1,0 +1,17 @@
+//! An engine in a process of its own: the same program, started again, that does what it is told over a socket.
+//!
+//! The engine that is started is always the *target* of transfers. It ends when the socket does, so it outlives neither the
+//! process that started it nor that process's interest in it.
+
+mod child;
+mod message;
+mod process;
+
+pub(crate) use child::{processor_time, serve};
+pub(crate) use message::Memory;
+pub(crate) use process::{Process, spin_notified};
+
+use std::time::Duration;
+
+/// Longest time for what the other process does at a word, and for two ranks to connect.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);

@@ -1,0 +1,318 @@
+//! The process that was started, as its starter sees it.
+
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kvx_core::id::PeerId;
+use kvx_core::layout::RankLayout;
+use kvx_core::port::Port;
+use kvx_core::{Error, ErrorKind, Result};
+
+use super::PATIENCE;
+use super::message::{Answer, Ask, Memory, OpenedRank, receive, send};
+use crate::args::ENGINE_COMMAND;
+use crate::engine::rank::Rank;
+use crate::engine::ranks::{Awaited, Bystanders, Piece};
+use crate::engine::watch::Changed;
+use crate::engine::work::{Checked, Sample};
+use crate::fabric::Fabric;
+
+/// An engine in a process of its own. Dropping it ends the process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    stream: UnixStream,
+    pub(crate) ranks: Vec<OpenedRank>,
+    pub(crate) pid: u32,
+}
+
+impl Process {
+    /// Starts it and makes its ranks.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started, or cannot open the backend.
+    pub(crate) fn start(backend: &str, layouts: Vec<RankLayout>, memory: Memory) -> Result<Self> {
+        let failed = |what: &'static str| {
+            move |source: std::io::Error| {
+                Error::new(ErrorKind::Resources, "remote", what).with_source(source)
+            }
+        };
+        let (mine, theirs) = UnixStream::pair().map_err(failed("no socket for another process"))?;
+        let own = std::env::current_exe().map_err(failed("this program cannot be found"))?;
+        // Standard output is this process's result: libraries that print must not spoil it.
+        let errors = std::io::stderr().as_fd().try_clone_to_owned();
+        let errors = errors.map_err(failed("no standard error"))?;
+        let child = Command::new(own)
+            .arg(ENGINE_COMMAND)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::from(errors))
+            .spawn()
+            .map_err(failed("another process cannot be started"))?;
+        mine.set_read_timeout(Some(PATIENCE * 2)).map_err(failed("a socket without time"))?;
+        let mut process = Self { child, stream: mine, ranks: Vec::new(), pid: 0 };
+        let open = Ask::Open { backend: backend.to_owned(), layouts, memory };
+        match process.ask(&open)? {
+            Answer::Opened { ranks, pid } => (process.ranks, process.pid) = (ranks, pid),
+            other => return Err(unexpected(&other)),
+        }
+        Ok(process)
+    }
+
+    /// Asks, and waits for the answer.
+    fn ask(&mut self, ask: &Ask) -> Result<Answer> {
+        self.begin(ask)?;
+        self.answer()
+    }
+
+    fn begin(&mut self, ask: &Ask) -> Result<()> {
+        send(&mut self.stream, ask).map_err(|error| self.lost(error))
+    }
+
+    fn answer(&mut self) -> Result<Answer> {
+        match receive(&mut self.stream) {
+            Ok(Some(Answer::Failed { kind, text, remedy })) => {
+                let error = Error::new(kind, "the other engine", text);
+                Err(match remedy {
+                    Some(remedy) => error.with_remedy(remedy),
+                    None => error,
+                })
+            }
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(self.lost(Error::peer("remote", "it hung up"))),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    fn done(&mut self, ask: &Ask) -> Result<()> {
+        match self.ask(ask)? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits for what was begun.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        match self.answer()? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What became of the process, when it can no longer be spoken with.
+    fn lost(&mut self, error: Error) -> Error {
+        // A process that was killed a moment ago may not have been reported yet.
+        for _ in 0..20 {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Error::peer("remote", "the other engine's process is gone")
+                    .with_context("status", status)
+                    .with_source(error);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        error
+    }
+
+    /// Lets `one`, number `number` of its engine, meet rank `rank` of the process.
+    ///
+    /// # Errors
+    ///
+    /// Those of the handshake on either side.
+    pub(crate) fn meet(
+        &mut self,
+        fabric: &Fabric,
+        (one, number): (&mut Rank, usize),
+        rank: usize,
+    ) -> Result<PeerId> {
+        let offer = one.port.offer()?;
+        let Answer::Reply(reply) = self.ask(&Ask::Accept { rank, number, offer })? else {
+            return Err(Error::peer("remote", "no reply to an offer"));
+        };
+        let (peer, completion) = one.port.complete(&reply)?;
+        self.done(&Ask::Finish { rank, number, completion })?;
+        self.begin(&Ask::Connect { rank, number })?;
+        let port = one.port.clone();
+        let connected = async { tokio::time::timeout(PATIENCE, port.connect(peer)).await };
+        let connected = fabric.runtime.block_on(connected).map_err(|_| {
+            Error::new(ErrorKind::Fabric, "connect", "two ranks could not connect in time")
+                .with_context("seconds", PATIENCE.as_secs())
+        });
+        self.finish()?;
+        connected??;
+        let keys = self.ranks.get(rank).map(|known| known.keys.clone()).unwrap_or_default();
+        one.port.add_regions(peer, &keys)?;
+        one.meets(rank, peer);
+        Ok(peer)
+    }
+
+    /// Writes a request's tags into the process's memory.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn fill(&mut self, pieces: Vec<Piece>) -> Result<()> {
+        self.done(&Ask::Fill(pieces))
+    }
+
+    /// Compares the process's memory with requests' tags.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn check(&mut self, pieces: Vec<Piece>) -> Result<Vec<Checked>> {
+        let pieces_asked = pieces.len();
+        match self.ask(&Ask::Check(pieces))? {
+            Answer::Checked(checked) if checked.len() == pieces_asked => Ok(checked),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Watches blocks of the process's memory: how many.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn watch(&mut self, bystanders: Vec<Bystanders>) -> Result<u64> {
+        self.number(&Ask::Watch(bystanders))
+    }
+
+    /// Which of the watched blocks changed.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn changed(&mut self) -> Result<Vec<(usize, Changed)>> {
+        match self.ask(&Ask::Changed)? {
+            Answer::Changed(changed) => Ok(changed),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Flips a bit of an element.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn flip(&mut self, rank: usize, sample: Sample) -> Result<()> {
+        self.done(&Ask::Flip { rank, sample })
+    }
+
+    /// Begins to wait for notifications; [`finish`](Self::finish) waits until all have come.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub(crate) fn expect(&mut self, awaited: Vec<Awaited>) -> Result<()> {
+        self.begin(&Ask::Expect(awaited))
+    }
+
+    /// How many notifications came that nobody waited for.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn strays(&mut self) -> Result<usize> {
+        Ok(usize::try_from(self.number(&Ask::Strays)?).unwrap_or(usize::MAX))
+    }
+
+    fn number(&mut self, ask: &Ask) -> Result<u64> {
+        match self.ask(ask)? {
+            Answer::Number(number) => Ok(number),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Begins to take notifications, this many by rank; [`finish`](Self::finish) waits for them.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub(crate) fn listen(&mut self, counts: Vec<u64>) -> Result<()> {
+        self.begin(&Ask::Listen(counts))
+    }
+
+    /// Begins to answer notifications; [`finish`](Self::finish) waits for the end.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub(crate) fn echo(
+        &mut self,
+        rank: usize,
+        number: usize,
+        times: u32,
+        spin: bool,
+    ) -> Result<()> {
+        self.begin(&Ask::Echo { rank, number, times, spin })
+    }
+
+    /// Processor time of the process so far, in nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub(crate) fn processor_time(&mut self) -> Result<u64> {
+        self.number(&Ask::Cpu)
+    }
+
+    /// Closes its backends and waits until it has ended.
+    ///
+    /// # Errors
+    ///
+    /// When something did not close cleanly.
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.done(&Ask::Close)?;
+        let mut rest = Vec::new();
+        let ended = self.stream.read_to_end(&mut rest);
+        let status = ended.and_then(|_| self.child.wait()).map_err(|source| {
+            Error::peer("remote", "the other engine's process did not end").with_source(source)
+        })?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::peer("remote", "the other engine's process failed")
+            .with_context("status", status))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Most often it has ended already, and both are no-ops.
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::peer("remote", "the other engine's process answered something else")
+        .with_context("answer", format!("{answer:?}").chars().take(80).collect::<String>())
+}
+
+/// The next notification, without sleeping.
+///
+/// # Errors
+///
+/// When none comes in time, or the port was closed.
+pub(crate) fn spin_notified(port: &Port) -> Result<(PeerId, Vec<u8>)> {
+    let begun = Instant::now();
+    loop {
+        for _ in 0..4096 {
+            port.poll();
+            if let Some(heard) = port.next_notification() {
+                return Ok(heard);
+            }
+            std::hint::spin_loop();
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(Error::new(ErrorKind::Fabric, "remote", "no notification came in time")
+                .with_context("seconds", PATIENCE.as_secs()));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Measuring a backend between two processes.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::common::{command, json};
+
+/// Small enough for a test.
+const SMALL: &str = "bench --backend shm --tokens 200 --rounds 3 --small 5";
+
+/// Runs a benchmark that must succeed, and checks what any says.
+fn good(arguments: &str) -> Value {
+    let report = json(&format!("{SMALL} {arguments}"), 0);
+    assert_eq!(report["verified"], true, "{report}");
+    assert_eq!(report["backend"], "shm");
+    let positive = |value: &Value, what: &str| {
+        assert!(value.as_f64().is_some_and(|figure| figure > 0.0), "{what}: {report}");
+    };
+    for (field, keys) in [
+        ("gbps", &["median", "best"][..]),
+        ("ratio", &["memcpy", "process_vm"]),
+        ("cpu_us_per_request", &["initiator", "target"]),
+        ("segments", &["before", "merged"]),
+        ("one_block_us", &["p50", "p99"]),
+        ("notify_rtt_us", &["p50", "p99"]),
+        ("notify_rtt_busy_us", &["p50", "p99"]),
+        ("notify_rtt_spin_us", &["p50", "p99"]),
+        ("request_us", &["posted", "settled"]),
+    ] {
+        for key in keys {
+            positive(&report[field][key], field);
+        }
+    }
+    let interval: Vec<f64> =
+        report["gbps"]["interval"].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
+    let median = report["gbps"]["median"].as_f64().unwrap();
+    assert!(interval[0] <= median && median <= interval[1], "{report}");
+    report
+}
+
+#[test]
+fn both_modes_and_both_kinds_of_region_are_measured_and_verified() {
+    for mode in ["read", "write"] {
+        for region in ["shared", "borrowed"] {
+            let report = good(&format!("--mode {mode} --region {region}"));
+            // 13 blocks of 16 tokens on each of 32 layers, keys and values: 32 KiB each.
+            assert_eq!(report["segments"]["merged"], 13 * 64, "{report}");
+            assert_eq!(report["bytes"], 13 * 64 * 32 * 1024, "{report}");
+            assert_eq!(report["mode"], mode);
+            assert_eq!(report["region"], region);
+            assert!(report["transport"].as_str().unwrap().starts_with("shm"), "{report}");
+        }
+    }
+}
+
+#[test]
+fn neighbouring_blocks_are_merged_and_shapes_may_differ() {
+    let report = good("--blocks contiguous");
+    assert_eq!(report["segments"]["merged"], 64);
+    assert_eq!(report["segments"]["before"], 13 * 64);
+    let report = good("--producer tp=2,layout=hnd --consumer tp=4,block=32");
+    assert!(report["segments"]["merged"].as_u64().unwrap() > 1000, "{report}");
+    let report = good("--model deepseek-v3 --mode write");
+    // 4 blocks of 64 tokens on 61 layers.
+    assert_eq!(report["segments"]["merged"], 4 * 61, "{report}");
+    assert_eq!(report["bytes"], 4 * 61 * 64 * 576 * 2, "{report}");
+}
+
+#[test]
+fn another_program_is_compared_and_curves_are_drawn() {
+    let picture = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench.svg");
+    let mut command = command(SMALL);
+    command.args(["--json", "--svg"]).arg(&picture);
+    command.args(["--peer-command", "while read turn; do echo 2; done"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let close = |value: &Value, to: f64| (value.as_f64().unwrap() - to).abs() < 1e-9;
+    let median = report["gbps"]["median"].as_f64().unwrap();
+    assert!(close(&report["others"]["peer"]["median"], 2.0), "{report}");
+    assert!(close(&report["ratio"]["peer"], median / 2.0), "{report}");
+    assert!(report["sweep"]["segments"].as_array().unwrap().len() > 3, "{report}");
+    let drawn = std::fs::read_to_string(&picture).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("size of a segment"), "{drawn}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let error = json("bench --backend mock", 3);
+    assert!(error["error"]["message"].as_str().unwrap().contains("one process"), "{error}");
+    let error = json(&format!("{SMALL} --peer-command false"), 2);
+    assert!(error["error"]["message"].as_str().unwrap().contains("has ended"), "{error}");
+    json("bench --rounds 0", 2);
+    json("bench --producer layout=sideways", 2);
+}
+
+/// Processes that this one has started.
+fn children(process: u32) -> Vec<u32> {
+    let path = format!("/proc/{process}/task/{process}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+fn is_alive(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // One that has ended and was not waited for yet is a zombie.
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+fn kill(process: u32) {
+    let killed = Command::new("kill").args(["-9", &process.to_string()]).status().unwrap();
+    assert!(killed.success());
+}
+
+fn within(limit: Duration, what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < limit, "{what} took longer than {limit:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Known failures of peers: a killed engine leaves the other waiting for ever, or processes and memory behind.
+#[test]
+fn when_either_process_is_killed_the_other_ends_and_says_why() {
+    for kills_the_first in [false, true] {
+        let mut first = command("demo --backend shm --requests 3000 --max-tokens 2000")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        within(Duration::from_secs(20), "the second process", || children(first.id()).len() == 1);
+        let second = children(first.id())[0];
+        // Into the middle of the work.
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(first.try_wait().unwrap().is_none(), "the demo ended early");
+        if kills_the_first {
+            kill(first.id());
+            within(Duration::from_secs(5), "the end of the second process", || !is_alive(second));
+            first.wait().unwrap();
+        } else {
+            kill(second);
+            let begun = Instant::now();
+            let output = first.wait_with_output().unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+            assert_eq!(output.status.code(), Some(1));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains("error: ") && !is_alive(second), "{said}");
+        }
+    }
+}
