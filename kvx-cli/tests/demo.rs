@@ -63,7 +63,7 @@ fn what_is_printed_has_all_that_others_read() {
         if cfg!(feature = "shm") { ("shm", "shm") } else { ("mock", "mock-rc") };
     assert_eq!(report["backend"], backend);
     assert_eq!(report["transport"], transport);
-    assert_eq!(report["in_process"], true);
+    assert_eq!(report["in_process"], backend == "mock");
     assert_eq!(report["mode"], "read");
     assert_eq!(report["seed"], 0);
     assert_eq!(report["model"], "llama-3.1-8b");
@@ -83,7 +83,7 @@ fn people_are_told_the_same() {
         "geometry scaled 1/",
         "layers 32 → 2",
         if cfg!(feature = "shm") {
-            "backend   shm: "
+            "backend   shm (two processes): "
         } else {
             "backend   mock (in-process): no fabric backend is built in"
         },
