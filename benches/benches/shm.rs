@@ -1,6 +1,6 @@
 //! What moving costs within one host, beside what the machine can do: the same blocks by `memcpy`, and by `process_vm_readv`.
 //!
-//! Blocks of 32 KiB, scattered over half a gibibyte on each side: Llama 3.1 8B, a block and a layer. The column of bytes is per
+//! Blocks of 32 KiB, scattered over a quarter of a gibibyte on each side: Llama 3.1 8B, a block and a layer. The column of bytes is per
 //! second. Both engines are in this process, which makes no difference to how bytes are moved; between processes `kvx bench`
 //! measures.
 
@@ -30,7 +30,7 @@ mod shm {
 
     const SIZE: usize = 32 << 10;
     const BLOCK: u64 = SIZE as u64;
-    const BLOCKS: u64 = 16 << 10;
+    const BLOCKS: u64 = 8 << 10;
     const MOVED: u64 = 2048;
 
     /// Which blocks go where: a permutation of each side's, as block tables are.
@@ -168,18 +168,23 @@ mod shm {
         region.address().as_ptr().wrapping_add(usize::try_from(block).expect("few blocks") * SIZE)
     }
 
-    /// There and back again, both sides asleep in between, or looking out for 50 µs first.
-    #[divan::bench(sample_count = 1000, sample_size = 1, args = [0, 50])]
-    fn notified_and_answered(bencher: Bencher<'_, '_>, spin_us: u64) {
+    /// There and back again: both sides sleep in between, or both poll without sleeping.
+    #[divan::bench(sample_count = 1000, sample_size = 1, args = ["asleep", "spinning"])]
+    fn notified_and_answered(bencher: Bencher<'_, '_>, how: &str) {
         let mut options = Options::default();
-        options.spin_us = spin_us;
+        options.spin_us = if how == "asleep" { 0 } else { 1000 };
+        let rest = |backend: &ShmBackend| {
+            if how == "asleep" {
+                sleep_on(backend.event_fd());
+            }
+        };
         let Pair { one, other, at_one } = pair(&options);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let echo = scope.spawn(|| {
                 let (mut events, mut next) = (Events::with_limit(64), 0);
                 while !stop.load(Relaxed) {
-                    sleep_on(other.event_fd());
+                    rest(&other);
                     other.poll(&mut events);
                     for event in events.drain() {
                         if let Event::Notified { peer, payload } = event {
@@ -198,7 +203,7 @@ mod shm {
                 assert_eq!(posted.expect("it is posted"), Submit::Submitted);
                 let (mut settled, mut heard) = (false, false);
                 while !(settled && heard) {
-                    sleep_on(one.event_fd());
+                    rest(&one);
                     one.poll(&mut events);
                     for event in events.drain() {
                         settled |= matches!(event, Event::Settled { .. });
@@ -209,7 +214,10 @@ mod shm {
             once();
             bencher.bench_local(&mut once);
             stop.store(true, Relaxed);
-            once();
+            if how == "asleep" {
+                // To wake it.
+                once();
+            }
             echo.join().expect("the other side is well");
         });
     }

@@ -153,7 +153,7 @@ impl TransferBackend for ShmBackend {
             match connected(&state) {
                 Ok(true) => Poll::Ready(Ok(())),
                 Ok(false) => {
-                    state.wakers.push(context.waker().clone());
+                    state.wakes(context.waker());
                     Poll::Pending
                 }
                 Err(error) => Poll::Ready(Err(error)),
@@ -169,7 +169,7 @@ impl TransferBackend for ShmBackend {
             if state.finished {
                 return Poll::Ready(());
             }
-            state.wakers.push(context.waker().clone());
+            state.wakes(context.waker());
             Poll::Pending
         })
         .await;

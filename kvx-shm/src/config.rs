@@ -25,7 +25,8 @@ pub struct Options {
     pub cpus: Cpus,
     /// Reads of at most this many bytes may be carried out within `submit`: 16 KiB unless said, 0 for none.
     pub inline_bytes: u64,
-    /// How long, in microseconds, the backend's thread looks for work before it sleeps: 0 unless said.
+    /// For programs that poll without sleeping: while one polls at least this often, in microseconds, peers wake no thread
+    /// for it. 0 for none, unless said.
     pub spin_us: u64,
     /// Whose processes may connect: those of this user unless said.
     pub users: Users,

@@ -28,6 +28,9 @@ pub(crate) const READER_BOUND: Duration = Duration::from_millis(1000);
 /// How long a peer has to answer once the handshake is complete.
 pub(crate) const CONNECT_BOUND: Duration = Duration::from_secs(5);
 
+/// Most connections, those included that are over and wait to be polled.
+const MOST_PEERS: usize = 4096;
+
 pub(crate) const TOKEN_WAKE: u64 = 1 << 62;
 pub(crate) const TOKEN_LISTENER: u64 = (1 << 62) + 1;
 
@@ -182,6 +185,17 @@ impl Shared {
                 return Ok(known);
             }
             self.end(state, known, Some("the peer has ended the connection".into()));
+        }
+        if state.peers.len() >= MOST_PEERS {
+            return Err(Error::new(
+                kvx_core::ErrorKind::Resources,
+                operation,
+                "no room for one more connection",
+            )
+            .with_backend(BACKEND)
+            .with_context("connections", MOST_PEERS)
+            .with_context("open", state.open.len())
+            .with_remedy("poll, so that those that are over are forgotten, or sever some"));
         }
         let word = random()? | 1;
         let peer = state.peers.insert(crate::state::Peer::new(hand.from, hand.host, word));

@@ -1,5 +1,7 @@
 //! Giving events.
 
+use std::time::Instant;
+
 use kvx_core::backend::{Event, Events};
 
 use crate::engine::Shared;
@@ -8,6 +10,13 @@ impl Shared {
     pub(crate) fn poll(&self, events: &mut Events) {
         let mut state = self.lock();
         let mut wake = false;
+        if self.options.spin_us > 0 {
+            state.polled = Some(Instant::now());
+        }
+        if state.events.is_empty() {
+            // Sooner than the thread that would be woken for it.
+            self.look(&mut state);
+        }
         while events.room() > 0 {
             let Some(event) = state.events.pop_front() else { break };
             match &event {

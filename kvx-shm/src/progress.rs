@@ -1,7 +1,7 @@
 //! The thread that sleeps on the sockets: it meets peers, takes what they put into their rings, and sees them go.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use kvx_core::backend::{Event, Outcome};
@@ -11,13 +11,13 @@ use rustix::event::{Timespec, epoll};
 use crate::engine::{CONNECT_BOUND, Shared, TOKEN_LISTENER, TOKEN_WAKE};
 use crate::error::{BACKEND, refused};
 use crate::host::{self, Reach};
-use crate::link::{Link, Mine};
+use crate::link::{Link, Mine, RING};
 use crate::message::{Answer, Hello, Message};
-use crate::record::{self, Record, Reply, Write};
-use crate::state::{Early, Phase, Place, Source, State};
+use crate::record::{self, Header, Record, Reply, Write};
+use crate::state::{Early, Lanes, Peer, Phase, Place, Source, State};
 use crate::sys::memfd::Foreign;
 use crate::sys::socket::{self, Filled, Inbox};
-use crate::work::{Run, Serve, Target};
+use crate::work::{Run, Scratch, Serve, Target};
 
 /// Most connections whose first message has not come.
 const MOST_EARLY: usize = 64;
@@ -29,6 +29,15 @@ const MOST_WRITES: usize = 256;
 const MOST_NOTES: usize = 1 << 14;
 const MOST_NOTE_BYTES: usize = 16 << 20;
 
+/// A peer is not listened to while this many records wait for room in the ring to it.
+const MOST_ANSWERS: usize = 1024;
+/// Most messages that wait for room in the socket of a peer that asks for more.
+const MOST_UNSENT: usize = 1 << 17;
+/// Most records that are taken from one peer before others have their turn.
+const MOST_RECORDS: usize = 512;
+/// As many as a ring can hold.
+const ALL_RECORDS: usize = RING / Header::BYTES;
+
 /// How often what cannot be waited for is looked at: the last reader of a connection that is over, room in a socket.
 const SHORT: Duration = Duration::from_millis(1);
 /// How often deadlines are looked at.
@@ -39,33 +48,32 @@ impl Shared {
     pub(crate) fn progress(&self, listener: OwnedFd) {
         let listener = &listener;
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
-        let mut record = Vec::new();
+        let mut scratch = Scratch::default();
         loop {
-            let wait = {
+            let (wait, asleep) = {
                 let mut state = self.lock();
                 for event in events.drain(..) {
                     self.happened(&mut state, listener, event.data.u64());
                 }
-                self.round(&mut state, &mut record);
+                self.round(&mut state);
+                state = self.serve_small(state, &mut scratch);
                 if state.closed && state.closing.is_empty() {
                     self.finish(&mut state);
                     return;
                 }
-                let spins = self.options.spin();
-                if !spins.is_zero() {
-                    let links = links(&state);
-                    drop(state);
-                    if spin(&links, spins) {
-                        continue;
-                    }
-                    state = self.lock();
+                let watched = self.is_watched(&state);
+                if !watched {
+                    self.table.falls_asleep();
                 }
-                self.table.falls_asleep();
-                if self.has_mail(&state) {
-                    self.table.awakes();
+                if with_mail(&state).is_some() {
+                    if !watched {
+                        self.table.awakes();
+                    }
                     continue;
                 }
-                wait(&state)
+                let wait = wait(&state);
+                let often = watched.then(|| self.options.spin());
+                (wait.into_iter().chain(often).min(), !watched)
             };
             let limit = wait.and_then(|wait| Timespec::try_from(wait).ok());
             let buffer = rustix::buffer::spare_capacity(&mut events);
@@ -75,29 +83,44 @@ impl Shared {
                 tracing::error!(backend = BACKEND, %error, "waiting for events failed");
                 std::thread::sleep(LONG);
             }
-            self.table.awakes();
+            if asleep {
+                self.table.awakes();
+            }
         }
     }
 
-    /// Whether there is something that nobody will wake the thread for.
-    fn has_mail(&self, state: &State) -> bool {
-        state.peers.handles().any(|peer| {
-            state.peers.get(peer).is_some_and(|known| {
-                let link = known.link.as_ref().filter(|_| known.phase == Phase::Open);
-                link.is_some_and(|link| !known.stalled && link.has_mail())
-            })
-        })
+    /// Whether the program polls so often that nobody need wake this thread. Then it looks up as often as the program would
+    /// have, at the least.
+    fn is_watched(&self, state: &State) -> bool {
+        let spin = self.options.spin();
+        !spin.is_zero() && state.polled.is_some_and(|polled| polled.elapsed() < spin)
+    }
+
+    /// Takes what is in all rings.
+    pub(crate) fn look(&self, state: &mut State) {
+        if with_mail(state).is_none() {
+            return;
+        }
+        let mut record = std::mem::take(&mut state.record);
+        for peer in state.open.values().copied().collect::<Vec<_>>() {
+            if state.peers.get(peer).is_some_and(|known| known.link.is_some()) {
+                self.take_mail(state, peer, &mut record, true);
+            }
+        }
+        state.record = record;
+        self.employ(state);
     }
 
     /// Looks at everything once.
-    fn round(&self, state: &mut State, record: &mut Vec<u8>) {
+    fn round(&self, state: &mut State) {
+        let mut record = std::mem::take(&mut state.record);
         let peers: Vec<_> = state.peers.handles().collect();
         let now = Instant::now();
         for peer in peers {
             let Some(known) = state.peers.get(peer) else { continue };
             match &known.phase {
                 Phase::Open if known.link.is_some() => {
-                    self.take_mail(state, peer, record, true);
+                    self.take_mail(state, peer, &mut record, true);
                     self.flush(state, peer);
                 }
                 Phase::Open => self.still_connecting(state, peer, now),
@@ -112,7 +135,22 @@ impl Shared {
             }
             keep
         });
-        self.employ(state);
+        state.record = record;
+    }
+
+    /// Carries out what is small enough that waking another thread would take longer.
+    fn serve_small<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        scratch: &mut Scratch,
+    ) -> MutexGuard<'a, State> {
+        let limit = self.options.inline_bytes;
+        while let Some((peer, at)) = small(&state, limit) {
+            state.runnable.remove(at);
+            state = self.serve_here(state, peer, scratch);
+        }
+        self.employ(&state);
+        state
     }
 
     fn still_connecting(&self, state: &mut State, peer: PeerId, now: Instant) {
@@ -154,6 +192,8 @@ impl Shared {
             if self.watch(&socket, token).is_ok() {
                 let (inbox, since) = (Inbox::default(), Instant::now());
                 state.early.insert(token, Early { socket, inbox, since });
+                // Most have said something by now, and make room for others.
+                self.hear_early(state, token);
             } else {
                 state.sources.remove(&token);
             }
@@ -384,6 +424,9 @@ impl Shared {
                         }
                     }
                 };
+                if known.unsent.len() >= MOST_UNSENT {
+                    return Err(format!("{MOST_UNSENT} questions without hearing the answers"));
+                }
                 if let Some(segment) = &segment {
                     known.send_segment(segment);
                 }
@@ -447,24 +490,19 @@ impl Shared {
     /// Takes what is in a peer's ring. Where its connection is over, writes are no longer carried out.
     fn take_mail(&self, state: &mut State, peer: PeerId, record: &mut Vec<u8>, open: bool) {
         let mut taken = false;
-        loop {
+        for _ in 0..if open { MOST_RECORDS } else { ALL_RECORDS } {
             let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open)
             else {
                 return;
             };
             let Some(link) = known.link.clone() else { return };
             known.stalled = known.notes >= MOST_NOTES || known.note_bytes >= MOST_NOTE_BYTES;
-            if known.stalled && open {
+            if open && (known.stalled || !has_room(known)) {
                 break;
             }
             match link.take(record) {
                 Ok(true) => {}
-                Ok(false) => {
-                    if taken && link.peer_wants_room() {
-                        link.ring_bell();
-                    }
-                    break;
-                }
+                Ok(false) => break,
                 Err(why) => {
                     return self.end(state, peer, Some(format!("the peer broke the protocol: {why}")));
                 }
@@ -498,6 +536,12 @@ impl Shared {
                 }
             }
         }
+        let link = state.peers.get(peer).and_then(|known| known.link.as_ref());
+        if let Some(link) = link.filter(|_| taken)
+            && link.peer_wants_room()
+        {
+            link.ring_bell();
+        }
     }
 
     fn asked_to_write(&self, state: &mut State, peer: PeerId, write: Write) {
@@ -525,24 +569,26 @@ impl Shared {
     }
 }
 
-/// The connections that are listened to.
-fn links(state: &State) -> Vec<Arc<Link>> {
-    let open = state.open.values().filter_map(|peer| state.peers.get(*peer));
-    open.filter(|known| !known.stalled).filter_map(|known| known.link.clone()).collect()
+/// Whether a peer takes this side's answers, so that it may ask for more.
+fn has_room(known: &Peer) -> bool {
+    known.out.len() < MOST_ANSWERS
 }
 
-/// Looks for mail without sleeping, for a while.
-fn spin(links: &[Arc<Link>], limit: Duration) -> bool {
-    let begin = Instant::now();
-    while begin.elapsed() < limit {
-        for _ in 0..32 {
-            if links.iter().any(|link| link.has_mail()) {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-    }
-    false
+/// A peer whose ring is not empty, and is listened to.
+fn with_mail(state: &State) -> Option<PeerId> {
+    state.open.values().copied().find(|peer| {
+        let known = state.peers.get(*peer).filter(|known| !known.stalled && has_room(known));
+        known.and_then(|known| known.link.as_ref()).is_some_and(|link| link.has_mail())
+    })
+}
+
+/// A peer's write that can be carried out, of at most so many bytes, and where it is in the list.
+fn small(state: &State, limit: u64) -> Option<(PeerId, usize)> {
+    state.runnable.iter().enumerate().find_map(|(at, (peer, lane))| {
+        let serve = state.peers.get(*peer).filter(|_| *lane == Lanes::Serves)?.serves.jobs.front()?;
+        let bytes: usize = serve.runs.iter().map(|run| run.bytes).sum();
+        (bytes as u64 <= limit).then_some((*peer, at))
+    })
 }
 
 fn inside(memory: &Foreign, base: u64, bytes: u64) -> bool {

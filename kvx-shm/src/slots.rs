@@ -28,6 +28,8 @@ handle!(PeerId, RegionId, RemoteRegionId);
 pub(crate) struct Slots<H, T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
+    /// Slots that are not used again.
+    retired: usize,
     handle: std::marker::PhantomData<H>,
 }
 
@@ -38,7 +40,7 @@ struct Slot<T> {
 
 impl<H, T> Default for Slots<H, T> {
     fn default() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), handle: std::marker::PhantomData }
+        Self { slots: Vec::new(), free: Vec::new(), retired: 0, handle: std::marker::PhantomData }
     }
 }
 
@@ -53,6 +55,11 @@ impl<H: Handle, T> Slots<H, T> {
         let slot = u32::try_from(self.slots.len()).ok()?;
         self.slots.push(Slot { generation: 0, value: Some(value) });
         Some(H::make(slot, 0))
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len() - self.retired
     }
 
     pub(crate) fn get(&self, handle: H) -> Option<&T> {
@@ -75,6 +82,8 @@ impl<H: Handle, T> Slots<H, T> {
         if let Some(next) = generation.checked_add(1) {
             entry.generation = next;
             self.free.push(slot);
+        } else {
+            self.retired += 1;
         }
         Some(value)
     }
@@ -113,7 +122,9 @@ mod tests {
         assert_eq!(slots.get(second), Some(&"second"));
         assert_eq!(slots.get(RegionId::new(9, 0)), None);
         assert_eq!(slots.handles().collect::<Vec<_>>(), [second, other]);
+        assert_eq!(slots.len(), 2);
         assert_eq!(slots.drain(), ["second", "other"]);
+        assert_eq!(slots.len(), 0);
         assert_eq!(slots.get(other), None);
     }
 

@@ -50,6 +50,10 @@ pub(crate) struct State {
     pub(crate) closing: BTreeSet<PeerId>,
     /// Those who wait for a connection, or for the end.
     pub(crate) wakers: Vec<Waker>,
+    /// Where records are taken to be looked at.
+    pub(crate) record: Vec<u8>,
+    /// When the program polled last, where it is asked to spin.
+    pub(crate) polled: Option<Instant>,
     pub(crate) offered: bool,
     pub(crate) closed: bool,
     /// All is over: threads end.
@@ -216,6 +220,13 @@ impl State {
     /// A peer whose *peer down* was not polled.
     pub(crate) fn peer(&self, operation: &'static str, peer: PeerId) -> Result<&Peer> {
         self.peers.get(peer).ok_or_else(|| stale(operation, "peer", peer))
+    }
+
+    /// Somebody waits.
+    pub(crate) fn wakes(&mut self, waker: &Waker) {
+        if !self.wakers.iter().any(|known| known.will_wake(waker)) {
+            self.wakers.push(waker.clone());
+        }
     }
 
     pub(crate) fn token(&mut self, source: Source) -> u64 {

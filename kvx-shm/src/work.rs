@@ -1,7 +1,7 @@
 //! Jobs, and the threads that carry them out.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kvx_core::Error;
@@ -141,6 +141,24 @@ impl Shared {
     /// Carries a read out on the calling thread. The lane must have been made busy for it.
     pub(crate) fn read_inline(&self, peer: PeerId, read: Box<Read>, link: &Link) {
         self.carry_out(peer, Job::Read(read), link, &mut Scratch::default());
+    }
+
+    /// Takes a peer's write, and carries it out on the calling thread. The lane must have been made busy for it.
+    pub(crate) fn serve_here<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        peer: PeerId,
+        scratch: &mut Scratch,
+    ) -> MutexGuard<'a, State> {
+        match take(&mut state, peer, Lanes::Serves) {
+            None => self.freed(&mut state, peer, Lanes::Serves),
+            Some((job, link)) => {
+                drop(state);
+                self.carry_out(peer, job, &link, scratch);
+                state = self.lock();
+            }
+        }
+        state
     }
 
     fn carry_out(&self, peer: PeerId, job: Job, link: &Link, scratch: &mut Scratch) {

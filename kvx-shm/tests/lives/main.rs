@@ -275,3 +275,37 @@ fn a_peer_that_stands_still_is_severed_and_revoked() {
         assert!(begin.elapsed() < kvx_core::backend::SEVER_BOUND, "{:?}", begin.elapsed());
     }
 }
+
+/// A program that does not poll is sent a bounded number of notifications, and hears all of them once it does.
+#[test]
+fn notifications_wait_for_a_program_that_does_not_poll() {
+    let _alone = alone();
+    let pair = Pair::new();
+    let mut events = Events::with_limit(64);
+    let (mut posted, mut settled, mut moved) = (0_u64, 0_u64, Instant::now());
+    // Until nothing has moved for a while: there is room for no more.
+    while moved.elapsed() < Duration::from_millis(300) {
+        let note = posted.to_le_bytes();
+        let result =
+            pair.one.submit(TransferId(posted), pair.at_one, Mode::Write, &[], Some(&note));
+        if result.unwrap() == Submit::Submitted {
+            (posted, moved) = (posted + 1, Instant::now());
+            assert!(posted < 200_000, "there is no bound");
+        }
+        pair.one.poll(&mut events);
+        settled += events.drain().count() as u64;
+    }
+    assert_eq!(posted - settled, 64, "as many as may be in flight wait for room");
+    let mut heard = 0;
+    wait("all that was posted to be heard, in order", || {
+        pair.other.poll(&mut events);
+        for event in events.drain() {
+            let Event::Notified { payload, .. } = event else { panic!("{event:?}") };
+            assert_eq!(payload, u64::to_le_bytes(heard));
+            heard += 1;
+        }
+        pair.one.poll(&mut events);
+        settled += events.drain().count() as u64;
+        heard == posted && settled == posted
+    });
+}

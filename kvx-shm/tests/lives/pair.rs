@@ -28,7 +28,7 @@ pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
         assert!(begin.elapsed() < Duration::from_secs(20), "waited for {what}, in vain");
-        std::thread::sleep(Duration::from_micros(100));
+        std::thread::sleep(Duration::from_micros(20));
     }
 }
 
