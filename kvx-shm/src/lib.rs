@@ -14,10 +14,13 @@ linux! {
     mod config;
     mod engine;
     mod error;
+    mod greet;
     mod handshake;
+    mod hear;
     mod host;
     pub mod limit;
     mod link;
+    mod mail;
     mod memory;
     mod message;
     mod poll;
