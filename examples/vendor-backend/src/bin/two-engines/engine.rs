@@ -9,6 +9,9 @@ use kvx_core::memory::{KeyBlob, Region};
 use kvx_core::port::{Port, RegionSet};
 use kvx_core::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+use crate::PATIENCE;
 
 /// What memory holds that nothing was written to.
 const UNTOUCHED: u8 = 0xee;
@@ -25,7 +28,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// Opens the backend that was chosen, and registers the memory of a small cache with it.
     pub(crate) fn open(choice: &Choice, named: NamedLayout, block_tokens: u32) -> Result<Self> {
-        let runtime = Builder::new_current_thread().build().map_err(|error| {
+        let runtime = Builder::new_current_thread().enable_time().build().map_err(|error| {
             Error::new(ErrorKind::Resources, "engine", "no runtime").with_source(error)
         })?;
         let backend = runtime.block_on(open(choice, &Policy::from_env()?.options))?;
@@ -52,11 +55,18 @@ impl Engine {
     }
 
     pub(crate) fn connect(&self, peer: PeerId) -> Result<()> {
-        self.runtime.block_on(self.port.connect(peer))
+        self.in_time("connect", self.port.connect(peer))
     }
 
     pub(crate) fn close(&self) -> Result<()> {
-        self.runtime.block_on(self.port.close())
+        self.in_time("close", self.port.close())
+    }
+
+    fn in_time(&self, what: &'static str, done: impl Future<Output = Result<()>>) -> Result<()> {
+        self.runtime.block_on(async { timeout(PATIENCE, done).await }).map_err(|_| {
+            Error::new(ErrorKind::Fabric, what, "it did not end in time")
+                .with_context("seconds", PATIENCE.as_secs())
+        })?
     }
 
     /// Writes the request's elements: each has a value of its own.

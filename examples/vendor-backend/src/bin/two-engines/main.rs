@@ -4,7 +4,7 @@
 //! backend. This process is the decode engine; it starts the prefill engine, and talks to it through pipes.
 
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvx_connector::{Policy, choose};
 use kvx_core::layout::NamedLayout;
@@ -23,7 +23,17 @@ const PREFILL: &str = "--prefill";
 /// Tokens of the request.
 const TOKENS: u32 = 200;
 /// The longest that any one step may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two looks whether a process has ended.
+const PAUSE: Duration = Duration::from_millis(5);
+
+const USAGE: &str = "\
+Moves a KV cache between two engines in two processes, and checks it
+
+usage: two-engines [BACKEND]
+
+BACKEND is a backend's name. Without it KVX_BACKEND names one; without that, too, it is the best that can be used here.
+KVX_BACKEND_OPTIONS (option=value,...) goes to the backend.";
 
 fn main() -> ExitCode {
     // Names the backend, so that the linker keeps it: that is all an application does to have it.
@@ -32,9 +42,15 @@ fn main() -> ExitCode {
     let ended = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [PREFILL, name] => prefill(name),
         [PREFILL] => Err(Error::config("two-engines", "which backend is missing")),
+        ["-h" | "--help"] => {
+            usage();
+            Ok(())
+        }
         [] => decode(None),
-        [name] => decode(Some(name)),
-        _ => Err(Error::config("two-engines", "too many arguments: two-engines [BACKEND]")),
+        [name] if !name.starts_with('-') => decode(Some(name)),
+        _ => Err(Error::config("two-engines", "its only argument is a backend's name")
+            .with_context("arguments", format!("{arguments:?}"))
+            .with_remedy("two-engines --help")),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -43,6 +59,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+#[expect(clippy::print_stdout, reason = "it was asked for")]
+fn usage() {
+    println!("{USAGE}");
 }
 
 /// The engine that has filled the cache: publishes it, and keeps it until it hears that it was read.
@@ -131,10 +152,19 @@ impl Prefill {
     }
 
     fn ended(mut self) -> Result<()> {
-        match self.0.wait() {
-            Ok(status) if status.success() => Ok(()),
-            _ => Err(Error::new(ErrorKind::Fabric, "prefill", "its process failed")),
+        let failed = |why| Error::new(ErrorKind::Fabric, "prefill", why);
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            match self.0.try_wait() {
+                Ok(None) => std::thread::sleep(PAUSE),
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => {
+                    return Err(failed("its process failed").with_context("status", status));
+                }
+                Err(error) => return Err(failed("its process is lost").with_source(error)),
+            }
         }
+        Err(failed("its process did not end in time").with_context("seconds", PATIENCE.as_secs()))
     }
 }
 
