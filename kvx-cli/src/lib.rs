@@ -9,6 +9,7 @@ mod engine;
 mod fabric;
 mod failure;
 mod help;
+mod memory;
 mod model;
 mod output;
 mod pairs;

@@ -49,6 +49,12 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
+/// How many of something: `1 round`, `1,000 rounds`.
+pub(crate) fn of_many(number: u64, of: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {of}{plural}", count(number))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +100,9 @@ mod tests {
             (1 << 30, "1,073,741,824"),
         ] {
             assert_eq!(count(number), text);
+        }
+        for (number, text) in [(0, "0 rounds"), (1, "1 round"), (1000, "1,000 rounds")] {
+            assert_eq!(of_many(number, "round"), text);
         }
     }
 }

@@ -93,6 +93,16 @@ fn what_cannot_be_measured_is_refused() {
     assert!(error["error"]["message"].as_str().unwrap().contains("one process"), "{error}");
     let error = json(&format!("{SMALL} --peer-command false"), 2);
     assert!(error["error"]["message"].as_str().unwrap().contains("has ended"), "{error}");
+    // Two hundred terabytes.
+    let error = json("bench --tokens 16 --producer blocks=100000000", 3);
+    assert!(error["error"]["message"].as_str().unwrap().contains("too little memory"), "{error}");
+    assert!(error["error"]["remedy"].as_str().unwrap().contains("--tokens"), "{error}");
+    for (place, remedy) in [("no/such/folder/bench.svg", "make the folder"), (".", "name a file")] {
+        let begun = Instant::now();
+        let error = json(&format!("bench --rounds 10000 --svg {place}"), 1);
+        assert!(begun.elapsed() < Duration::from_secs(10), "it was measured first");
+        assert!(error["error"]["remedy"].as_str().unwrap().contains(remedy), "{error}");
+    }
     json("bench --rounds 0", 2);
     json("bench --producer layout=sideways", 2);
 }

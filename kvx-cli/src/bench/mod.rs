@@ -37,6 +37,9 @@ const WARM_UP: u32 = 3;
 /// Those of the options, the shapes and the fabric; and when the result cannot be written.
 pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
     let engines = args.read()?;
+    if let Some(path) = &args.svg {
+        report::refuse_place(path)?;
+    }
     let fabric = Fabric::choose(args.backend.as_deref(), 0)?;
     if fabric.is_in_process() {
         return Err(Error::unsupported("bench", "the mock connects engines of one process only")
@@ -44,7 +47,7 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
             .into());
     }
     let mut rig = Rig::new(&fabric, engines, args)?;
-    out.line(format!("backend   {}, {}", fabric.about(), rig.transport()?))?;
+    out.line(format!("backend   {}, transport {}", fabric.about(), rig.transport()?))?;
     out.line(format!("request   {}", rig.about()))?;
     let mut limits = Limits::new(&rig)?;
     let mut peer = args.peer_command.as_deref().map(Peer::start).transpose()?;

@@ -1,11 +1,21 @@
 //! Another program, compared round by round.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use kvx_core::{Error, ErrorKind, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::remote::PATIENCE;
+
+/// Most bytes of a line.
+const LINE: u64 = 4096;
+/// What a program is told that does not do what is asked.
+const REMEDY: &str =
+    "for each line of input print one positive number on a line of its own, and flush it: GB/s";
 
 /// The program, in a process group of its own: stopped between its turns.
 #[derive(Debug)]
@@ -13,7 +23,9 @@ pub(crate) struct Peer {
     child: Child,
     group: Pid,
     turns: ChildStdin,
-    figures: BufReader<ChildStdout>,
+    /// Its lines, until it ends.
+    figures: Receiver<io::Result<String>>,
+    patience: Duration,
 }
 
 impl Peer {
@@ -33,7 +45,7 @@ impl Peer {
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         match (group, child.stdin.take(), child.stdout.take()) {
             (Some(group), Some(turns), Some(figures)) => {
-                Ok(Self { child, group, turns, figures: BufReader::new(figures) })
+                Ok(Self { child, group, turns, figures: lines(figures)?, patience: PATIENCE })
             }
             _ => Err(Error::new(ErrorKind::Internal, "--peer-command", "a program without pipes")),
         }
@@ -42,9 +54,9 @@ impl Peer {
     /// Its turn: its rate, in GB/s.
     pub(crate) fn round(&mut self) -> Result<f64> {
         self.signal(Signal::CONT);
-        let mut line = String::new();
+        // A program that has ended may have left a line.
         let turn = self.turns.write_all(b"\n").and_then(|()| self.turns.flush());
-        let answered = turn.and_then(|()| self.figures.read_line(&mut line));
+        let answered = self.figures.recv_timeout(self.patience);
         self.signal(Signal::STOP);
         let mut ended = |error: Error| match self.child.try_wait() {
             Ok(Some(status)) => error.with_context("status", status),
@@ -52,14 +64,23 @@ impl Peer {
         };
         let error = |text: &str| Error::config("--peer-command", text.to_owned());
         match answered {
-            Ok(0) => Err(ended(error("the program has ended"))),
-            Err(source) => Err(ended(error("the program has ended").with_source(source))),
-            Ok(_) => match line.trim().parse::<f64>() {
+            Ok(Ok(line)) => match line.trim().parse::<f64>() {
                 Ok(gbps) if gbps.is_finite() && gbps > 0.0 => Ok(gbps),
                 _ => Err(error("the program printed no rate")
                     .with_context("line", kvx_core::wire::printable(line.trim()))
-                    .with_remedy("print one positive number per line: GB/s")),
+                    .with_remedy(REMEDY)),
             },
+            Ok(Err(source)) => Err(error("what the program prints is no text")
+                .with_source(source)
+                .with_remedy(REMEDY)),
+            Err(RecvTimeoutError::Timeout) => Err(error("the program printed nothing in its turn")
+                .with_context("seconds", self.patience.as_secs_f64())
+                .with_remedy(REMEDY)),
+            Err(RecvTimeoutError::Disconnected) => Err(ended(match turn {
+                Ok(()) => error("the program has ended"),
+                Err(source) => error("the program has ended").with_source(source),
+            })
+            .with_remedy("run the command by itself, with a line per round on its standard input")),
         }
     }
 
@@ -67,6 +88,31 @@ impl Peer {
         // A group that has ended needs none.
         let _ended = kill_process_group(self.group, signal);
     }
+}
+
+/// Reads lines, one ahead at most, so that a turn can be waited for in time.
+fn lines(from: ChildStdout) -> Result<Receiver<io::Result<String>>> {
+    let (sender, receiver) = sync_channel(1);
+    let mut from = BufReader::new(from);
+    let read = move || {
+        loop {
+            let mut line = String::new();
+            let line = match from.by_ref().take(LINE).read_line(&mut line) {
+                Ok(0) => return,
+                Ok(_) => Ok(line),
+                Err(error) => Err(error),
+            };
+            let failed = line.is_err();
+            if sender.send(line).is_err() || failed {
+                return;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("kvx-peer-lines".to_owned()).spawn(read);
+    thread.map(|_| receiver).map_err(|source| {
+        Error::new(ErrorKind::Resources, "--peer-command", "no thread to read from the program")
+            .with_source(source)
+    })
 }
 
 impl Drop for Peer {
@@ -94,9 +140,21 @@ mod tests {
             ("while read x; do echo fast; done", "fast"),
             ("while read x; do echo -1; done", "-1"),
             ("exit 3", "ended"),
+            ("while read x; do printf '\\377\\n'; done", "no text"),
+            // A line without an end.
+            ("yes | tr -d '\\n'", "yyyy"),
         ] {
             let error = Peer::start(command).unwrap().round().unwrap_err().to_string();
             assert!(error.contains(says), "{command}: {error}");
         }
+    }
+
+    #[test]
+    fn a_program_that_says_nothing_is_not_waited_for_for_ever() {
+        let mut peer = Peer::start("read x; exec sleep 1000").unwrap();
+        peer.patience = Duration::from_millis(50);
+        let error = peer.round().unwrap_err();
+        assert!(error.to_string().contains("nothing in its turn"), "{error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("GB/s")), "{error}");
     }
 }

@@ -204,10 +204,10 @@ impl Report {
         out.line("")?;
         let PerSide { initiator, target } = self.cpu_us_per_request;
         out.line(format!(
-            "{} rounds of {} in {} segments ({} where blocks are no neighbours)",
-            size::count(self.rounds.into()),
+            "{} of {} in {} ({} where blocks are no neighbours)",
+            size::of_many(self.rounds.into(), "round"),
             size::bytes(self.bytes),
-            size::count(self.segments.merged),
+            size::of_many(self.segments.merged, "segment"),
             size::count(self.segments.before)
         ))?;
         out.line(format!(
@@ -239,16 +239,28 @@ impl<T> Ratios<T> {
     }
 }
 
+/// Says at once where no picture can be put: nobody wants to hear that after all was measured.
+pub(crate) fn refuse_place(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let (why, remedy) = match folder {
+        _ if path.is_dir() => ("it is a folder", "name a file in it"),
+        Some(folder) if !folder.is_dir() => ("its folder is not there", "make the folder"),
+        _ => return Ok(()),
+    };
+    Err(cannot_be_written(path).with_context("why", why).with_remedy(remedy))
+}
+
+fn cannot_be_written(path: &Path) -> Error {
+    Error::new(ErrorKind::Misuse, "--svg", format!("{} cannot be written", path.display()))
+}
+
 /// Draws a sweep.
 pub(crate) fn draw(path: &Path, sweep: &Sweep) -> Result<()> {
     use plotters::prelude::*;
 
     const CURVES: [(&str, RGBColor); 2] = [("segment", BLUE), ("request", RED)];
 
-    let failed = |error: &dyn std::fmt::Display| {
-        Error::new(ErrorKind::Resources, "--svg", format!("{} cannot be drawn", path.display()))
-            .with_context("why", error)
-    };
+    let failed = |error: &dyn std::fmt::Display| cannot_be_written(path).with_context("why", error);
     let points = || sweep.segments.iter().chain(&sweep.requests);
     let (Some(least), Some(most)) =
         (points().map(|(bytes, _)| *bytes).min(), points().map(|(bytes, _)| *bytes).max())

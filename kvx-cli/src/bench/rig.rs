@@ -17,6 +17,7 @@ use crate::engine::rank::Rank;
 use crate::engine::ranks::{Piece, Ranks};
 use crate::engine::tags::Prompt;
 use crate::fabric::Fabric;
+use crate::memory;
 use crate::pairs;
 use crate::remote::{PATIENCE, Process, processor_time};
 use crate::size;
@@ -107,6 +108,7 @@ impl<'a> Rig<'a> {
             };
             pairs.iter().map(one).collect::<Result<Vec<Vec<Segment>>>>()
         };
+        refuse_more_than_memory(producers.iter().chain(&consumers))?;
         let tables = ids(args.blocks);
         let lists_of = lists(&tables)?;
         let unmerged = match args.blocks {
@@ -163,11 +165,11 @@ impl<'a> Rig<'a> {
     /// The request, for people.
     pub(crate) fn about(&self) -> String {
         format!(
-            "{}, {} tokens, {}, {} segments, the {} starts",
+            "{}, {}, {}, {}, started by the {}",
             self.engines.model.name(),
-            size::count(self.tokens),
+            size::of_many(self.tokens, "token"),
             size::bytes(self.bytes()),
-            size::count(self.merged()),
+            size::of_many(self.merged(), "segment"),
             initiator(self.engines.mode)
         )
     }
@@ -293,6 +295,23 @@ impl<'a> Rig<'a> {
             driver.abort();
         }
         self.process.close()
+    }
+}
+
+/// Refuses caches for which there is no memory: those of both engines, and the copies of them that show what the machine can
+/// do. Without this the system would end some process.
+fn refuse_more_than_memory<'a>(layouts: impl Iterator<Item = &'a RankLayout>) -> Result<()> {
+    let regions = layouts.flat_map(|layout| layout.regions());
+    let needed = regions.fold(0_u64, |sum, region| sum.saturating_add(region.bytes));
+    let needed = needed.saturating_mul(2);
+    match memory::free() {
+        Some(free) if needed > free => {
+            Err(Error::new(ErrorKind::Resources, "bench", "there is too little memory")
+                .with_context("needed", size::bytes(needed))
+                .with_context("free", size::bytes(free))
+                .with_remedy("give fewer --tokens, smaller pools (blocks=N), or a smaller --model"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -53,6 +53,7 @@ impl Process {
             .spawn()
             .map_err(failed("another process cannot be started"))?;
         mine.set_read_timeout(Some(PATIENCE * 2)).map_err(failed("a socket without time"))?;
+        mine.set_write_timeout(Some(PATIENCE)).map_err(failed("a socket without time"))?;
         let mut process = Self { child, stream: mine, ranks: Vec::new(), pid: 0 };
         let open = Ask::Open { backend: backend.to_owned(), layouts, memory };
         match process.ask(&open)? {
