@@ -32,6 +32,9 @@ const QUIET_WITHIN: Duration = Duration::from_secs(40);
 /// And after this many rounds in which everything happens that will, and everybody polls all that there is.
 const QUIET_ROUNDS: u32 = 1000;
 
+/// More polls than that, while nothing else is done, are never needed to hear everything.
+const QUIET_POLLS: u32 = 100_000;
+
 /// A run.
 pub(super) struct World<'a> {
     fabric: Fabric,
@@ -338,12 +341,24 @@ impl<'a> World<'a> {
 
     /// Polls until there is nothing more.
     fn drain(&mut self, seat: usize) -> Verdict {
-        while self.poll(seat)? > 0 {}
+        self.poll_all(seat)?;
         let now = self.fabric.now();
         match self.alive(seat).map(|alive| alive.life) {
             Some(life) => self.checker.drained(life, now),
             None => Ok(()),
         }
+    }
+
+    /// How many events there were until a poll gave none.
+    fn poll_all(&mut self, seat: usize) -> Verdict<usize> {
+        let mut told = 0;
+        for _ in 0..QUIET_POLLS {
+            match self.poll(seat)? {
+                0 => return Ok(told),
+                count => told += count,
+            }
+        }
+        Err(Violation::new(format!("{told} events, and each poll gives more")))
     }
 
     /// Uses memory again that is its own.
@@ -457,9 +472,7 @@ impl<'a> World<'a> {
             ensure!(idle, "the fabric does not come to rest");
             let mut told = 0;
             for seat in 0..self.seats.len() {
-                while let count @ 1.. = self.poll(seat)? {
-                    told += count;
-                }
+                told += self.poll_all(seat)?;
                 self.drain(seat)?;
             }
             if told == 0 && self.fabric.next_at().is_none() {
@@ -478,7 +491,7 @@ impl<'a> World<'a> {
             let (life, backend) = (alive.life, Arc::clone(&alive.backend));
             self.checker.closing(life, self.fabric.now());
             at_once("close", backend.close())?.map_err(wrong("close"))?;
-            while self.poll(seat)? > 0 {}
+            self.poll_all(seat)?;
             self.checker.closed(life)?;
             ensure!(backend.offer().is_err(), "an engine is closed, and makes an offer");
         }

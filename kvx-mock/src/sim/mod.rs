@@ -11,10 +11,13 @@
 //! ```
 //! use kvx_mock::sim::Exchange;
 //!
-//! for seed in kvx_mock::sim::seeds(3) {
+//! # fn main() -> kvx_core::Result<()> {
+//! for seed in kvx_mock::sim::seeds(3)? {
 //!     let report = Exchange::new(seed).run().unwrap_or_else(|failure| panic!("{failure}"));
 //!     assert!(report.posted > 0);
 //! }
+//! # Ok(())
+//! # }
 //! ```
 
 mod checker;
@@ -32,17 +35,36 @@ pub use flight::Posted;
 pub use violation::{Failure, Violation};
 pub use weather::Weather;
 
+use std::ops::Range;
+
+use kvx_core::{Error, Result};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 /// The seeds to run: the one that `KVX_SEED` names, or as many as `KVX_SEEDS` says, or `count`.
-#[must_use]
-pub fn seeds(count: u64) -> std::ops::Range<u64> {
-    let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
-    match number("KVX_SEED") {
-        Some(seed) => seed..seed.saturating_add(1),
-        None => 0..number("KVX_SEEDS").unwrap_or(count),
+///
+/// # Errors
+///
+/// [`ErrorKind::Config`](kvx_core::ErrorKind::Config), naming the variable and what it says, when that is no number from 0 to
+/// 18446744073709551614.
+pub fn seeds(count: u64) -> Result<Range<u64>> {
+    if let Some(seed) = number("KVX_SEED")? {
+        return Ok(seed..seed + 1);
     }
+    Ok(0..number("KVX_SEEDS")?.unwrap_or(count))
+}
+
+#[expect(clippy::disallowed_methods, reason = "it chooses which runs are made, not what happens")]
+fn number(name: &'static str) -> Result<Option<u64>> {
+    std::env::var_os(name).map(|text| parsed(name, &text.to_string_lossy())).transpose()
+}
+
+/// The number that a variable says. The largest of 64 bits would have no end.
+fn parsed(name: &'static str, text: &str) -> Result<u64> {
+    text.parse().ok().filter(|number| *number < u64::MAX).ok_or_else(|| {
+        Error::config("seeds", format!("{name} says {text:?}, which is not a number"))
+            .with_remedy(format!("set {name} to a number from 0 to {}, or unset it", u64::MAX - 1))
+    })
 }
 
 /// A source of chance for one purpose. The fabric's own streams are 0 and 1, those of its rules begin at 16.
@@ -59,4 +81,21 @@ enum Purpose {
     Script = 2,
     /// What is done to them.
     Weather = 3,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_number_or_refused() {
+        for (text, number) in [("0", 0), ("48", 48), ("18446744073709551614", u64::MAX - 1)] {
+            assert_eq!(parsed("KVX_SEED", text).unwrap(), number);
+        }
+        for text in ["", "abc", "-1", " 1", "1.5", "18446744073709551615", "18446744073709551616"] {
+            let error = parsed("KVX_SEED", text).unwrap_err().to_string();
+            let said = format!("KVX_SEED says {text:?}");
+            assert!(error.contains(&said) && error.contains("or unset it"), "{error}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_mock::{Fabric, MockBackend, Preset};
 
 /// The seeds to run: `count` of them, or the one that `KVX_SEED` names.
+#[expect(clippy::disallowed_methods, reason = "it chooses which runs are made, not what happens")]
 pub(crate) fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("KVX_SEED") {
         Ok(seed) => vec![seed.parse().expect("KVX_SEED is a number")],
