@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvx_core::backend::{Event, Outcome, SEVER_BOUND};
 use kvx_core::capability::{Capabilities, Ordering, Revoke};
-use kvx_core::id::{PeerId, TransferId};
+use kvx_core::id::{PeerId, RegionId, TransferId};
 use kvx_core::memory::Region;
 use kvx_core::transfer::Mode;
 
@@ -37,12 +37,15 @@ pub enum Seen {
 ///
 /// - *exact*: whoever is told *done*, or notified, has every byte; a byte is what it was or what is under way to it, and
 ///   nothing that is not under way changes: after *settled*, *revoked*, *notified* and, where access is revoked per peer,
-///   *peer down*, nothing is under way;
+///   *peer down*, nothing is under way; nor through a registration of one's own that was ended;
+/// - *revoked*: the peer writes and reads nothing more: what it had under way is done only if all its data was there when
+///   `revoke` returned, what it posts later never is, and not one byte of either arrives;
 /// - *settled* once for each transfer that was posted, and for no other; as cancelled only where that was asked for;
 /// - a notification after the data, at most once, with its own bytes, from the right peer; always, where the transfer is done
 ///   and the connection lives; never, where the data is not complete;
 /// - *peer down* once, after the last *settled*, and nothing of the peer after it; without an error only where this side
 ///   ended the connection; within [`SEVER_BOUND`] of that;
+/// - whatever fails for no reason that the scenario knows: its connection is over;
 /// - where an order per peer is claimed: no write becomes visible after one that was posted later;
 /// - handles that are never given out again;
 /// - no more in flight than [`max_in_flight`](kvx_core::capability::Limits::max_in_flight).
@@ -57,6 +60,10 @@ pub struct Checker {
     open: BTreeSet<u64>,
     /// Connections that have ended for one side at least.
     ended: BTreeSet<u64>,
+    /// Whose memory is reached no more through which connection.
+    barred: BTreeSet<(LifeId, u64)>,
+    /// What failed though nothing was known to be wrong: whose, to which peer. That peer must turn out to be gone.
+    unexplained: Vec<(LifeId, PeerId, String)>,
     next_connection: u64,
     next_order: u64,
 }
@@ -89,6 +96,8 @@ impl Checker {
             flights: BTreeMap::new(),
             open: BTreeSet::new(),
             ended: BTreeSet::new(),
+            barred: BTreeSet::new(),
+            unexplained: Vec::new(),
             next_connection: 0,
             next_order: 0,
         }
@@ -115,7 +124,7 @@ impl Checker {
         Ok(LifeId(self.lives.len() - 1))
     }
 
-    fn name(&self, life: LifeId) -> &str {
+    pub(super) fn name(&self, life: LifeId) -> &str {
         self.lives.get(life.0).map_or("?", |life| &life.name)
     }
 
@@ -181,6 +190,9 @@ impl Checker {
             if self.ended.contains(&before) {
                 self.ended.insert(known);
             }
+            let barred = self.barred.iter().filter(|(_, connection)| *connection == before);
+            let barred: Vec<_> = barred.map(|(owner, _)| (*owner, known)).collect();
+            self.barred.extend(barred);
         }
         self.handle(mine.0, mine.1)?.linked = true;
         self.handle(theirs.0, theirs.1)?.linked = true;
@@ -209,11 +221,14 @@ impl Checker {
     ///
     /// The scenario is wrong: a range is not free, or the peer unknown.
     pub fn posting(&mut self, posted: Posted) -> Result<(), Violation> {
-        let Posted { id, from, peer, mode, segments, notify } = posted;
+        let Posted { id, from, peer, mode, segments, registrations, notify } = posted;
         let handle = self.handle(from, peer)?;
         let (to, connection) = (handle.other, handle.connection);
         let (source, target) = if mode == Mode::Read { (to, from) } else { (from, to) };
         let (mut targets, bare) = (Vec::new(), segments.is_empty());
+        // The peer has ended this side's access: nothing may move.
+        let barred = !bare && self.barred.contains(&(to, connection));
+        let segments = if barred { Vec::new() } else { segments };
         for (mine, theirs, bytes) in segments {
             let (at, into) = if mode == Mode::Read { (theirs, mine) } else { (mine, theirs) };
             // The memory of a dead peer is nobody's business any more.
@@ -243,8 +258,9 @@ impl Checker {
             cancelled: false,
             fate: Fate::Open,
             bare,
+            registrations,
             targets,
-            complete: None,
+            complete: barred.then_some(false),
         };
         self.next_order += 1;
         self.flights.insert(id.0, flight);
@@ -319,17 +335,50 @@ impl Checker {
         self.access_ends(me, peer)
     }
 
-    /// What a peer has under way in this engine's memory is at rest from now on.
+    /// What a peer has under way in this engine's memory, or out of it, is at rest from now on, and it begins nothing more.
     fn access_ends(&mut self, me: LifeId, peer: PeerId) -> Result<(), Violation> {
         let connection = self.handle(me, peer)?.connection;
+        self.barred.insert((me, connection));
         let theirs = |flight: &Flight| flight.to == me && flight.connection == connection;
         for id in self.open_ones(theirs) {
             self.rest(id, Mode::Write)?;
+            self.rest(id, Mode::Read)?;
             if let Some(memory) = self.memory(me) {
                 memory.end_reading(id);
             }
         }
         Ok(())
+    }
+
+    /// An engine ended a registration of its own, and the call returned: what it has under way through it moves no more.
+    ///
+    /// # Errors
+    ///
+    /// What [`Checker::check`] finds.
+    pub fn deregistered(&mut self, me: LifeId, region: RegionId) -> Result<(), Violation> {
+        let uses = |flight: &Flight| flight.from == me && flight.registrations.contains(&region);
+        for id in self.open_ones(uses) {
+            self.rest(id, Mode::Write)?;
+            self.rest(id, Mode::Read)?;
+        }
+        Ok(())
+    }
+
+    /// Something of an engine's failed, or was refused, and the scenario knows of no fault that did it: then the connection must
+    /// be over, as [`all_quiet`](Self::all_quiet) checks.
+    pub fn unexplained(&mut self, me: LifeId, peer: PeerId, what: impl Into<String>) {
+        self.unexplained.push((me, peer, what.into()));
+    }
+
+    /// To which peer a transfer was posted.
+    pub(super) fn peer_of(&self, id: TransferId) -> Option<PeerId> {
+        self.flights.get(&id.0).map(|flight| flight.peer)
+    }
+
+    /// How many transfers of an engine to one peer have not settled.
+    #[must_use]
+    pub fn in_flight_to(&self, me: LifeId, peer: PeerId) -> usize {
+        self.open_ones(|flight| flight.from == me && flight.peer == peer).len()
     }
 
     fn open_ones(&self, which: impl Fn(&Flight) -> bool) -> Vec<u64> {
@@ -440,6 +489,17 @@ impl Checker {
         Ok(())
     }
 
+    /// Whether all that a transfer has under way is there.
+    fn has_landed(&mut self, id: u64) -> Result<bool, Violation> {
+        let Some(flight) = self.flights.get(&id) else { return Ok(true) };
+        let (target, targets) = (flight.target(), flight.targets.clone());
+        let mut there = true;
+        for at in targets {
+            there &= self.memory(target).map_or(Ok(true), |memory| memory.has_landed(at))?;
+        }
+        Ok(there)
+    }
+
     /// All data of a write is there. Where an order is claimed, so must be that of those before it, unless they fail.
     fn is_visible(&mut self, id: u64) -> Result<(), Violation> {
         let Some(flight) = self.flights.get(&id) else { return Ok(()) };
@@ -457,12 +517,7 @@ impl Checker {
                 && other.complete.is_none()
         });
         for id in before {
-            let Some(flight) = self.flights.get(&id) else { continue };
-            let (target, targets) = (flight.target(), flight.targets.clone());
-            let mut there = true;
-            for at in targets {
-                there &= self.memory(target).map_or(Ok(true), |memory| memory.has_landed(at))?;
-            }
+            let there = self.has_landed(id)?;
             if let Some(flight) = self.flights.get_mut(&id) {
                 flight.overtaken |= !there;
             }
@@ -500,13 +555,8 @@ impl Checker {
                 }
             }
         }
-        let Some(flight) = self.flights.get(&id) else { return Ok(Seen::Other) };
-        let (target, targets, complete) =
-            (flight.target(), flight.targets.clone(), flight.complete);
-        let mut there = complete.unwrap_or(true);
-        for at in targets {
-            there &= self.memory(target).map_or(Ok(true), |memory| memory.has_landed(at))?;
-        }
+        let complete = self.flights.get(&id).and_then(|flight| flight.complete);
+        let there = complete.unwrap_or(true) && self.has_landed(id)?;
         ensure!(there, "{name} was notified of {id}, and its data is not there");
         self.is_visible(id)?;
         Ok(Seen::Notified(TransferId(id)))
@@ -545,7 +595,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Compares every byte of every engine's memory.
+    /// Compares every byte of every engine's memory; and, where an order per peer is claimed, what can be seen of it.
     ///
     /// # Errors
     ///
@@ -555,6 +605,16 @@ impl Checker {
             if let Some(memory) = &mut life.memory {
                 let checked = memory.check();
                 checked.map_err(|wrong| Violation::new(format!("{}: {wrong}", life.name)))?;
+            }
+        }
+        if self.capabilities.ordering == Ordering::PerPeer {
+            let writes = |flight: &Flight| {
+                flight.mode == Mode::Write && !flight.bare && flight.complete.is_none()
+            };
+            for id in self.open_ones(writes) {
+                if self.has_landed(id)? {
+                    self.is_visible(id)?;
+                }
             }
         }
         Ok(())
@@ -577,6 +637,14 @@ impl Checker {
             let told = flight.notify.is_none() || flight.notified || flight.fate != Fate::Done;
             let lost = !told && !self.ended.contains(&flight.connection);
             ensure!(!lost, "{} was never notified of {id}", self.name(flight.to));
+        }
+        for (me, peer, what) in &self.unexplained {
+            // The handles of a dead engine are gone.
+            let handle = self.lives.get(me.0).and_then(|life| life.handles.get(peer));
+            let over = handle.is_none_or(|handle| {
+                handle.down || handle.severed.is_some() || self.ended.contains(&handle.connection)
+            });
+            ensure!(over, "{}: {what}, and nothing was wrong", self.name(*me));
         }
         self.check()
     }

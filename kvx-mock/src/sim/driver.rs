@@ -1,14 +1,15 @@
 //! What engines do in the exchange, step by step.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use kvx_core::backend::{Event, Events, Submit};
+use kvx_core::backend::{Event, Events, Outcome, Submit};
 use kvx_core::capability::Revoke;
 use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
-use kvx_core::memory::Region;
+use kvx_core::memory::{KeyBlob, Region};
 use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_core::{Error, ErrorKind};
 use rand::RngExt as _;
@@ -22,6 +23,7 @@ use super::violation::{Violation, ensure};
 use super::weather::Weather;
 use super::{Purpose, stream};
 use crate::fabric::Fabric;
+use crate::rule::Kind;
 
 type Verdict<T = ()> = Result<T, Violation>;
 
@@ -45,6 +47,10 @@ pub(super) struct World<'a> {
     rng: ChaCha8Rng,
     next_id: u64,
     next_tag: u64,
+    /// When in the weather each transfer was posted, and to whom.
+    posts: BTreeMap<TransferId, (u64, Arc<str>)>,
+    /// Every key that was ever made, and whose.
+    keys: Vec<(LifeId, KeyBlob)>,
     report: Report,
 }
 
@@ -81,10 +87,15 @@ impl<'a> World<'a> {
             seats: names.map(|name| Seat { name, alive: None }).into(),
             rng: stream(exchange.seed, Purpose::Script),
             next_id: 1,
+            posts: BTreeMap::new(),
+            keys: Vec::new(),
             next_tag: exchange.seed << 20,
             exchange,
             report,
         };
+        if world.exchange.seed % 8 == 5 {
+            world.weather.every_rule();
+        }
         for seat in 0..world.seats.len() {
             world.open(seat)?;
         }
@@ -175,7 +186,10 @@ impl<'a> World<'a> {
                 Ok(local) => break local,
                 Err(error) => {
                     tries += 1;
-                    let given_up = tries > 20 || !is_ruled(&error);
+                    let names = [&*name, &*name];
+                    let wanted =
+                        self.weather.may_fail(Kind::Register, names, self.weather.changes());
+                    let given_up = tries > 20 || !is_ruled(&error) || !wanted;
                     ensure!(!given_up, "register: {error}");
                 }
             }
@@ -183,6 +197,7 @@ impl<'a> World<'a> {
         let key = backend.key_blob(local).map_err(wrong("key_blob"))?;
         let contents = self.tag(REGION_BYTES);
         let life = self.checker.born(&*name, &region, contents).map_err(wrong("memory"))?;
+        self.keys.push((life, key.clone()));
         let (links, stale) = (Vec::new(), Vec::new());
         self.seats[seat].alive = Some(Alive { life, backend, region, local, key, links, stale });
         Ok(())
@@ -234,7 +249,7 @@ impl<'a> World<'a> {
         self.checker.met(life, peer, other, theirs)
     }
 
-    fn import(&mut self, seat: usize, peer: PeerId, key: &kvx_core::memory::KeyBlob) -> Verdict {
+    fn import(&mut self, seat: usize, peer: PeerId, key: &KeyBlob) -> Verdict {
         let Some(alive) = self.seats[seat].alive.as_mut() else { return Ok(()) };
         let backend = Arc::clone(&alive.backend);
         if let Some(link) = alive.link(peer).filter(|link| link.key.is_none()) {
@@ -293,20 +308,32 @@ impl<'a> World<'a> {
             peer: link.peer,
             mode,
             segments: ranges,
+            registrations: vec![local],
             notify: notify.clone(),
         })?;
+        let (from, to) =
+            (Arc::clone(&self.seats[seat].name), Arc::<str>::from(self.checker.name(link.other)));
+        let names = [&*from, &*to];
         match backend.submit(id, link.peer, mode, &segments, notify.as_deref()) {
             Ok(Submit::Submitted) => {
                 self.report.posted += 1;
+                self.posts.insert(id, (self.weather.changes(), Arc::clone(&to)));
                 self.checker.posted(id)
             }
             Ok(Submit::Full) => {
                 self.report.refused += 1;
-                self.checker.refused(id)
+                self.checker.refused(id)?;
+                let others = self.checker.in_flight_to(life, link.peer);
+                let wanted = others > 0 || self.weather.may_be_full(names);
+                ensure!(wanted, "{from}: {id} is full, and nothing is in flight to {}", link.peer);
+                Ok(())
             }
             Err(error) => {
                 self.report.refused += 1;
                 ensure!(is_ruled(&error), "a good batch is refused: {error}");
+                if !self.weather.may_fail(Kind::Post, names, self.weather.changes()) {
+                    self.checker.unexplained(life, link.peer, format!("{id} is refused: {error}"));
+                }
                 self.checker.refused(id)
             }
         }
@@ -322,6 +349,7 @@ impl<'a> World<'a> {
         let events: Vec<Event> = events.drain().collect();
         ensure!(events.len() <= limit, "{} events in a buffer of {limit}", events.len());
         for event in &events {
+            self.explain(seat, life, event);
             match self.checker.event(life, event)? {
                 Seen::Settled(_, true) => self.report.done += 1,
                 Seen::Settled(_, false) => self.report.undone += 1,
@@ -337,6 +365,20 @@ impl<'a> World<'a> {
             }
         }
         Ok(events.len())
+    }
+
+    /// A transfer that failed did so by a rule that was installed meanwhile; or else its connection must be over.
+    fn explain(&mut self, seat: usize, life: LifeId, event: &Event) {
+        let Event::Settled { id, outcome: Outcome::Failed(error) } = event else { return };
+        let (Some((since, to)), Some(peer)) = (self.posts.get(id), self.checker.peer_of(*id))
+        else {
+            return;
+        };
+        let names = [&*self.seats[seat].name, &**to];
+        let kinds = [Kind::Data, Kind::Completion];
+        if !kinds.into_iter().any(|kind| self.weather.may_fail(kind, names, *since)) {
+            self.checker.unexplained(life, peer, format!("{id} failed: {error}"));
+        }
     }
 
     /// Polls until there is nothing more.
@@ -436,6 +478,26 @@ impl<'a> World<'a> {
             alive.links.iter().filter(|l| l.key.is_some() && !l.severed).copied().collect();
         let Some(link) = ready.get(pick % ready.len().max(1)) else { return Ok(()) };
         let Some(remote) = link.key else { return Ok(()) };
+        let mut foreign = self.keys.iter().filter(|(life, _)| *life != link.other);
+        if let Some((_, foreign)) = foreign.next_back() {
+            match backend.import_key(link.peer, foreign) {
+                Ok(_) => return Err(Violation::new("another incarnation's key is accepted")),
+                Err(error) => ensure!(error.kind() == ErrorKind::Peer, "a foreign key: {error}"),
+            }
+        }
+        let limits = backend.capabilities().limits;
+        let segment = PostedSegment { local, remote, local_offset: 0, remote_offset: 0, bytes: 1 };
+        let long = PostedSegment { bytes: limits.max_segment_bytes + 1, ..segment };
+        let over = |segments: &[PostedSegment], notify: Option<&[u8]>| {
+            backend.submit(TransferId(0), link.peer, Mode::Read, segments, notify)
+        };
+        let (many, note) =
+            (limits.max_batch_segments as usize + 1, limits.max_notification_bytes as usize + 1);
+        refused("a segment over the limit", over(&[long], None))?;
+        refused("a batch over the limit", over(&vec![segment; many], None))?;
+        refused("a notification over the limit", over(&[], Some(&vec![0; note])))?;
+        refused("a segment of no bytes", over(&[PostedSegment { bytes: 0, ..segment }], None))?;
+        refused("a batch of nothing", over(&[], None))?;
         let post = |local: RegionId, remote: RemoteRegionId| {
             let (local_offset, remote_offset) = (slot(0), slot(SLOTS - 1));
             let segment = PostedSegment { local, remote, local_offset, remote_offset, bytes: 8 };

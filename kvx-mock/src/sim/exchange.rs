@@ -20,7 +20,8 @@ const TAIL: usize = 60;
 /// Each has met the three others. They post reads and writes of one to four segments with tags that nobody else has, with and
 /// without notifications, and bare notifications; they use their memory again as soon as it is theirs; they cancel, sever and
 /// revoke, use stale handles, are killed, come again and meet again. Rules, partitions, flapping links and stopped processes
-/// come and go. In the end all faults end, everything must settle within a bound of virtual time, and after closing nothing
+/// come and go, up to four rules at a time; in one seed of eight every rule is installed at once and all the time, each with a
+/// small chance. What is stale, over a limit or of another incarnation is tried, and must be refused. In the end all faults end, everything must settle within a bound of virtual time, and after closing nothing
 /// may be left.
 ///
 /// The preset is one of `rc`, `efa`, `ucx-tcp`, and two with tiny limits and little room, by the seed.

@@ -1,6 +1,6 @@
 //! A transfer, as the checker follows it.
 
-use kvx_core::id::{PeerId, TransferId};
+use kvx_core::id::{PeerId, RegionId, TransferId};
 use kvx_core::transfer::Mode;
 
 use super::checker::LifeId;
@@ -18,6 +18,8 @@ pub struct Posted {
     pub mode: Mode,
     /// Offsets and lengths: the initiator's, the peer's, bytes. Targets must be [free](super::Checker::is_free).
     pub segments: Vec<(u64, u64, u64)>,
+    /// The registrations of its own that it uses.
+    pub registrations: Vec<RegionId>,
     /// The notification: its first eight bytes, or all if there are fewer, must be the id's in little endian.
     pub notify: Option<Vec<u8>>,
 }
@@ -49,6 +51,8 @@ pub(super) struct Flight {
     pub(super) fate: Fate,
     /// Whether it has no data.
     pub(super) bare: bool,
+    /// The initiator's.
+    pub(super) registrations: Vec<RegionId>,
     /// Where its target ranges begin, while the checker expects them to change.
     pub(super) targets: Vec<u64>,
     /// Once they are expected to change no more: whether all the data was there then.

@@ -12,10 +12,21 @@ use super::{Purpose, stream};
 use crate::fabric::Fabric;
 use crate::fault::Partition;
 use crate::rule::{Kind, RuleGuard};
-use crate::rules;
+use crate::rules::{self, Matched};
 
-/// Most rules at one time.
+/// Most rules at one time, unless all are installed.
 const RULES: usize = 4;
+
+/// A rule that was installed, as far as it can be the cause of something.
+struct Cause {
+    /// What it fails, loses, or answers with full.
+    kind: Kind,
+    full: bool,
+    from: Option<Arc<str>>,
+    to: Option<Arc<str>>,
+    /// Until which change it was installed.
+    until: u64,
+}
 
 /// Random faults of a fabric, drawn from the fabric's seed: rules, partitions, flapping links, stopped processes. All of it
 /// ends when it is [cleared](Self::clear) or dropped. Killing is left to the scenario, which has to open the next life.
@@ -23,7 +34,12 @@ pub struct Weather {
     fabric: Fabric,
     names: Vec<Arc<str>>,
     rng: ChaCha8Rng,
-    rules: Vec<RuleGuard>,
+    /// Each with its place among the causes, if it is one.
+    rules: Vec<(RuleGuard, Option<usize>)>,
+    causes: Vec<Cause>,
+    changes: u64,
+    /// Whether all rules are installed at once.
+    all: bool,
     partitions: Vec<Partition>,
     stopped: Vec<Arc<str>>,
 }
@@ -37,6 +53,9 @@ impl Weather {
             names: names.to_vec(),
             rng: stream(fabric.seed(), Purpose::Weather),
             rules: Vec::new(),
+            causes: Vec::new(),
+            changes: 0,
+            all: false,
             partitions: Vec::new(),
             stopped: Vec::new(),
         }
@@ -54,11 +73,12 @@ impl Weather {
     ///
     /// An engine of one of the names was never opened.
     pub fn change(&mut self) -> Result<()> {
+        self.changes += 1;
         match self.rng.random_range(0..16) {
-            0..=5 => self.begin_rule(),
-            6..=8 => self.end_rule(),
-            9 => {
-                for rule in &self.rules {
+            0..=5 if !self.all => self.begin_rule(),
+            6..=8 if !self.all => self.end_rule(),
+            0..=9 => {
+                for (rule, _) in &self.rules {
                     rule.release();
                 }
             }
@@ -95,13 +115,40 @@ impl Weather {
         self.stopped.retain(|stopped| **stopped != *name);
     }
 
+    /// How often it has changed.
+    pub(super) const fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Whether some rule may have failed, or lost, an operation of this kind, of one engine to another, at any time since the
+    /// change of this number.
+    pub(super) fn may_fail(&self, kind: Kind, names: [&str; 2], since: u64) -> bool {
+        self.may(kind, false, names, since)
+    }
+
+    /// Whether some rule may answer a post with full now.
+    pub(super) fn may_be_full(&self, names: [&str; 2]) -> bool {
+        self.may(Kind::Post, true, names, self.changes)
+    }
+
+    fn may(&self, kind: Kind, full: bool, [from, to]: [&str; 2], since: u64) -> bool {
+        let named = |wanted: &Option<Arc<str>>, name| wanted.as_deref().is_none_or(|it| it == name);
+        self.causes.iter().any(|cause| {
+            let what = cause.kind == kind && cause.full == full && cause.until >= since;
+            what && named(&cause.from, from) && named(&cause.to, to)
+        })
+    }
+
     /// Ends all faults. A flapping link goes on until it has done so for the last time.
     ///
     /// # Errors
     ///
     /// As for [`change`](Self::change).
     pub fn clear(&mut self) -> Result<()> {
-        self.rules.clear();
+        self.all = false;
+        while !self.rules.is_empty() {
+            self.end_rule();
+        }
         self.partitions.clear();
         while !self.stopped.is_empty() {
             self.resume_one()?;
@@ -118,7 +165,9 @@ impl Weather {
             [ErrorKind::Resources, ErrorKind::Fabric, ErrorKind::Peer][rng.random_range(0..3)];
         let late = Duration::from_nanos(rng.random_range(1..5_000_000));
         let way = [Kind::Data, Kind::Completion, Kind::Notification][rng.random_range(0..3)];
-        let rule = match rng.random_range(0..11) {
+        let which = rng.random_range(0..11);
+        let call = [Kind::Register, Kind::Handshake][usize::from(rng.random_ratio(1, 2))];
+        let rule = match which {
             0 => rules::drop().kind(way).times(1),
             1 => rules::delay(late).kind(way),
             2 => rules::double().kind(way),
@@ -128,24 +177,69 @@ impl Weather {
             7 => rules::fail(kind).kind(Kind::Data),
             8 => rules::fail_completion(kind),
             9 => rules::full(),
-            _ => {
-                let call = [Kind::Register, Kind::Handshake][rng.random_range(0..2)];
-                rules::fail(kind).kind(call).times(2)
-            }
+            _ => rules::fail(kind).kind(call).times(2),
+        };
+        let failing = match which {
+            0 => Some(way),
+            6 | 9 => Some(Kind::Post),
+            7 => Some(Kind::Data),
+            8 => Some(Kind::Completion),
+            10 => Some(call),
+            _ => None,
         };
         let rule = rule.chance(1, rng.random_range(1..5));
-        let rule = match rng.random_range(0..3) {
-            0 => rule.from(self.one()),
-            1 => rule.to(self.one()),
+        let (mut from, mut to) = (None, None);
+        let rule = match self.rng.random_range(0..3) {
+            0 => rule.from(Arc::clone(from.insert(self.one()))),
+            1 => rule.to(Arc::clone(to.insert(self.one()))),
             _ => rule,
         };
-        self.rules.push(self.fabric.rule(rule));
+        let place = failing.map(|kind| {
+            self.causes.push(Cause { kind, full: which == 9, from, to, until: u64::MAX });
+            self.causes.len() - 1
+        });
+        self.rules.push((self.fabric.rule(rule), place));
+    }
+
+    /// Installs every rule that there is, for everybody, each with a small chance, until it is [cleared](Self::clear). What is held
+    /// is released from time to time.
+    pub fn every_rule(&mut self) {
+        self.all = true;
+        let late = Duration::from_micros(500);
+        let failing = ErrorKind::Fabric;
+        for way in [Kind::Data, Kind::Completion, Kind::Notification] {
+            self.install(rules::drop().kind(way).chance(1, 100), Some(way));
+            let harmless = [rules::delay(late), rules::double(), rules::reorder(), rules::hold()];
+            for rule in harmless {
+                self.install(rule.kind(way).chance(1, 20), None);
+            }
+        }
+        let calls = [Kind::Register, Kind::Handshake, Kind::Post, Kind::Data, Kind::Completion];
+        for kind in calls {
+            self.install(rules::fail(failing).kind(kind).chance(1, 20), Some(kind));
+        }
+        let place = self.cause(Kind::Post, true);
+        self.rules.push((self.fabric.rule(rules::full().chance(1, 20)), Some(place)));
+    }
+
+    fn install(&mut self, rule: Matched, failing: Option<Kind>) {
+        let place = failing.map(|kind| self.cause(kind, false));
+        self.rules.push((self.fabric.rule(rule), place));
+    }
+
+    fn cause(&mut self, kind: Kind, full: bool) -> usize {
+        self.causes.push(Cause { kind, full, from: None, to: None, until: u64::MAX });
+        self.causes.len() - 1
     }
 
     fn end_rule(&mut self) {
         if !self.rules.is_empty() {
             let at = self.rng.random_range(0..self.rules.len());
-            drop(self.rules.swap_remove(at));
+            let (rule, place) = self.rules.swap_remove(at);
+            if let Some(cause) = place.and_then(|place| self.causes.get_mut(place)) {
+                cause.until = self.changes;
+            }
+            drop(rule);
         }
     }
 

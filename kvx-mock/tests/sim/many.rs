@@ -33,7 +33,8 @@ fn nothing_is_broken() {
     let running: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(NONE)).collect();
     let (end, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        scope.spawn(|| watch(&running, &ended));
+        let watched = &running;
+        scope.spawn(move || watch(watched, &ended));
         // Dropped when all workers are done, whether or not they panic.
         let end = Arc::new(end);
         for mine in &running {
@@ -67,7 +68,8 @@ fn watch(running: &[AtomicU64], ended: &mpsc::Receiver<()>) {
     let mut before = vec![NONE; running.len()];
     while ended.recv_timeout(HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
         let now = look();
-        for (seed, _) in now.iter().zip(&before).filter(|(now, old)| now == old && **now != NONE) {
+        let mut both = now.iter().zip(&before);
+        if let Some((seed, _)) = both.find(|(now, old)| now == old && **now != NONE) {
             eprintln!("seed {seed} hangs; KVX_SEED={seed} runs it again");
             std::process::abort();
         }

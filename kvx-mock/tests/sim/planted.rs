@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvx_mock::Preset;
 use kvx_mock::sim::{Exchange, Failure};
 
-use crate::saboteur::{Fault, Saboteur};
+use crate::saboteur::{Fault, Keys, Saboteur};
 
 /// Seeds within which a fault must be found.
 const SEEDS: u64 = 1000;
@@ -15,11 +15,15 @@ fn found(fault: Fault) -> Box<Failure> {
         let exchange = Exchange::new(seed);
         // Where it is promised, it must be kept.
         let exchange = match fault {
-            Fault::RevokedInNameOnly => exchange.preset(Preset::rc()),
+            Fault::RevokedInNameOnly | Fault::ReadDespiteRevoke => exchange.preset(Preset::rc()),
             Fault::OrderClaimed => exchange.preset(Preset::efa()),
             _ => exchange,
         };
-        exchange.wrap(move |backend| Arc::new(Saboteur::new(backend, fault))).run().err()
+        let keys = Keys::default();
+        exchange
+            .wrap(move |backend| Arc::new(Saboteur::new(backend, fault, Arc::clone(&keys))))
+            .run()
+            .err()
     };
     let failure = (0..SEEDS).find_map(run);
     failure.unwrap_or_else(|| panic!("{fault:?} was not found in {SEEDS} seeds"))
@@ -27,12 +31,13 @@ fn found(fault: Fault) -> Box<Failure> {
 
 #[test]
 fn every_planted_fault_is_found() {
+    let mut otherwise = Vec::new();
     for fault in Fault::ALL {
         let failure = found(fault);
         println!("{fault:?}: seed {}: {}", failure.seed, failure.violation);
         let words = match fault {
             Fault::NotifiedBeforeData => "was notified of",
-            Fault::ReadAgainAfterSettled => "holds",
+            Fault::ReadAgainAfterSettled => "data is not there",
             Fault::SettledTwice => "told twice",
             Fault::SettledNever => "have settled",
             Fault::LastByteMissing => "data is not there",
@@ -43,14 +48,21 @@ fn every_planted_fault_is_found() {
             Fault::FailedCalledDone => "is done, and",
             Fault::CancelledCalledSettled => "nothing is under way",
             Fault::RevokedInNameOnly => "holds",
-            Fault::FullButPosted => "nothing is under way",
+            Fault::FullButPosted => "nothing is in flight",
             Fault::StalePeerAccepted => "severing a peer that is down is accepted",
             Fault::DownNever => "stale or unknown peer",
             Fault::OrderClaimed => "only after one posted later",
-            Fault::WrittenForRead => "is done, and",
+            Fault::ReadDespiteRevoke => "is done, and",
+            Fault::LimitsIgnored => "over the limit is accepted",
+            Fault::ForeignKeyAccepted => "another incarnation's key is accepted",
+            Fault::FailedForNothing => "and nothing was wrong",
+            Fault::WrittenForRead => "nothing is under way to it",
         };
-        assert!(failure.violation.to_string().contains(words), "{fault:?}: {}", failure.violation);
+        if !failure.violation.to_string().contains(words) {
+            otherwise.push(format!("{fault:?}, not as {words:?}: {}", failure.violation));
+        }
     }
+    assert!(otherwise.is_empty(), "found, but named otherwise: {otherwise:#?}");
 }
 
 /// What is printed says how to see it again, and doing so gives the same.

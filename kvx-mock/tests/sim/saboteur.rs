@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
-use kvx_core::Result;
 use kvx_core::backend::{Event, Events, Outcome, PeerInfo, Submit, TransferBackend};
 use kvx_core::capability::{Capabilities, Ordering};
 use kvx_core::handshake::{Handshake, HandshakeBytes};
 use kvx_core::id::{Incarnation, PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::memory::{KeyBlob, MemoryRegistry, Region};
 use kvx_core::transfer::{Mode, PostedSegment};
+use kvx_core::{Error, ErrorKind, Result};
 use kvx_mock::MockBackend;
 
 /// What is wrong with a backend.
@@ -41,6 +41,8 @@ pub(crate) enum Fault {
     CancelledCalledSettled,
     /// Revoking only severs.
     RevokedInNameOnly,
+    /// Revoking stops writes only: a read that it should have stopped is done all the same.
+    ReadDespiteRevoke,
     /// It says full, and has posted.
     FullButPosted,
     /// A peer that is down may be severed.
@@ -51,10 +53,16 @@ pub(crate) enum Fault {
     WrittenForRead,
     /// An order of batches is claimed, and there is none.
     OrderClaimed,
+    /// What is over a limit is taken.
+    LimitsIgnored,
+    /// A key of another incarnation can be imported.
+    ForeignKeyAccepted,
+    /// One in eight is reported as failed, and nothing was wrong.
+    FailedForNothing,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::NotifiedBeforeData,
         Self::ReadAgainAfterSettled,
         Self::SettledTwice,
@@ -72,6 +80,10 @@ impl Fault {
         Self::DownNever,
         Self::WrittenForRead,
         Self::OrderClaimed,
+        Self::ReadDespiteRevoke,
+        Self::LimitsIgnored,
+        Self::ForeignKeyAccepted,
+        Self::FailedForNothing,
     ];
 }
 
@@ -81,13 +93,19 @@ pub(crate) struct Saboteur {
     fault: Fault,
     capabilities: Capabilities,
     state: Mutex<State>,
+    keys: Keys,
 }
+
+/// Which key is of which memory: shared by all engines of a run, so that one can reach the others' behind their backs.
+pub(crate) type Keys = Arc<Mutex<BTreeMap<Vec<u8>, Region>>>;
 
 #[derive(Default)]
 struct State {
     /// Ids of its own, of which nobody is to hear.
     own: BTreeSet<u64>,
     next_own: u64,
+    regions: BTreeMap<RegionId, Region>,
+    remotes: BTreeMap<RemoteRegionId, Region>,
     reads: BTreeMap<u64, (PeerId, Vec<PostedSegment>)>,
     waiting: VecDeque<Event>,
     settled: u64,
@@ -100,15 +118,26 @@ impl State {
         self.own.insert(id);
         TransferId(id)
     }
+
+    /// Copies what a read should have, and says whether all of it could be.
+    fn read_anyway(&self, segments: &[PostedSegment]) -> bool {
+        segments.iter().all(|segment| {
+            let (remote, local) =
+                (self.remotes.get(&segment.remote), self.regions.get(&segment.local));
+            let (Some(remote), Some(local)) = (remote, local) else { return false };
+            let (from, into) = (segment.remote_offset, segment.local_offset);
+            remote.copy_to(from, local, into, segment.bytes).is_ok()
+        })
+    }
 }
 
 impl Saboteur {
-    pub(crate) fn new(inner: Arc<MockBackend>, fault: Fault) -> Self {
+    pub(crate) fn new(inner: Arc<MockBackend>, fault: Fault, keys: Keys) -> Self {
         let mut capabilities = inner.capabilities().clone();
         if fault == Fault::OrderClaimed {
             capabilities.ordering = Ordering::PerPeer;
         }
-        Self { inner, fault, capabilities, state: Mutex::default() }
+        Self { inner, fault, capabilities, state: Mutex::default(), keys }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -139,6 +168,23 @@ impl Saboteur {
                         if outcome.is_done() { Outcome::Done } else { Outcome::Cancelled };
                     state.waiting.push_back(Event::Settled { id: *id, outcome });
                 }
+            }
+            (Event::Settled { id, outcome }, Fault::ReadDespiteRevoke) => {
+                let read = state.reads.remove(&id.0);
+                if let (Outcome::Failed(error), Some((_, segments))) = (outcome, read)
+                    && error.to_string().contains("ended this side's access")
+                    && state.read_anyway(&segments)
+                {
+                    let outcome = Outcome::Done;
+                    state.waiting.push_back(Event::Settled { id: *id, outcome });
+                    return;
+                }
+            }
+            (Event::Settled { id, .. }, Fault::FailedForNothing) if id.0.is_multiple_of(8) => {
+                let error = Error::new(ErrorKind::Fabric, "transfer", "for nothing");
+                let outcome = Outcome::Failed(error);
+                state.waiting.push_back(Event::Settled { id: *id, outcome });
+                return;
             }
             (Event::Settled { id, outcome: Outcome::Failed(_) }, Fault::FailedCalledDone) => {
                 let outcome = Outcome::Done;
@@ -193,7 +239,9 @@ impl Handshake for Saboteur {
 
 impl MemoryRegistry for Saboteur {
     fn register(&self, region: &Region) -> Result<RegionId> {
-        self.inner.register(region)
+        let id = self.inner.register(region)?;
+        self.state().regions.insert(id, region.clone());
+        Ok(id)
     }
 
     fn deregister(&self, region: RegionId) -> Result<()> {
@@ -201,11 +249,27 @@ impl MemoryRegistry for Saboteur {
     }
 
     fn key_blob(&self, region: RegionId) -> Result<KeyBlob> {
-        self.inner.key_blob(region)
+        let blob = self.inner.key_blob(region)?;
+        if let Some(region) = self.state().regions.get(&region) {
+            self.keys.lock().unwrap().insert(blob.as_bytes().to_vec(), region.clone());
+        }
+        Ok(blob)
     }
 
     fn import_key(&self, peer: PeerId, blob: &KeyBlob) -> Result<RemoteRegionId> {
-        self.inner.import_key(peer, blob)
+        let imported = match self.inner.import_key(peer, blob) {
+            Err(error)
+                if self.fault == Fault::ForeignKeyAccepted
+                    && error.to_string().contains("another incarnation") =>
+            {
+                return Ok(RemoteRegionId::new(u32::MAX, 0));
+            }
+            imported => imported?,
+        };
+        if let Some(region) = self.keys.lock().unwrap().get(blob.as_bytes()) {
+            self.state().remotes.insert(imported, region.clone());
+        }
+        Ok(imported)
     }
 
     fn release_key(&self, peer: PeerId, region: RemoteRegionId) -> Result<()> {
@@ -256,9 +320,17 @@ impl TransferBackend for Saboteur {
             Fault::WrittenForRead if id.0.is_multiple_of(8) => mode = Mode::Write,
             _ => {}
         }
-        let submitted = self.inner.submit(id, peer, mode, &segments, notify)?;
+        let submitted = match self.inner.submit(id, peer, mode, &segments, notify) {
+            Err(error)
+                if self.fault == Fault::LimitsIgnored && error.to_string().contains("too ") =>
+            {
+                return Ok(Submit::Submitted);
+            }
+            submitted => submitted?,
+        };
         if submitted == Submit::Submitted {
-            if mode == Mode::Read && self.fault == Fault::ReadAgainAfterSettled {
+            let read = [Fault::ReadAgainAfterSettled, Fault::ReadDespiteRevoke];
+            if mode == Mode::Read && read.contains(&self.fault) {
                 self.state().reads.insert(id.0, (peer, segments));
             } else if self.fault == Fault::FullButPosted && id.0.is_multiple_of(8) {
                 self.state().own.insert(id.0);
