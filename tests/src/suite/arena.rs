@@ -31,11 +31,10 @@ impl Arena {
         Ok(Self { shared, whole })
     }
 
-    /// An arena of this host memory, each byte as `fill` says for its index.
-    pub(crate) fn filled(memory: Region, fill: impl Fn(u64) -> u8) -> Result<Self> {
+    /// An arena of this host memory, with this content from its beginning.
+    pub(crate) fn filled(memory: Region, content: &[u8]) -> Result<Self> {
         let arena = Self::new(memory)?;
-        let content: Vec<u8> = (0..arena.whole.bytes()).map(fill).collect();
-        arena.write(0, &content)?;
+        arena.write(0, content)?;
         Ok(arena)
     }
 
@@ -127,7 +126,7 @@ mod tests {
     #[test]
     fn ranges_are_counted_and_checked() {
         let memory = Region::host(100).unwrap();
-        let arena = Arena::filled(memory, |at| u8::try_from(at).unwrap()).unwrap();
+        let arena = Arena::filled(memory, &(0..100).collect::<Vec<u8>>()).unwrap();
         let range = arena.range(10, 20).unwrap();
         let clone = range.clone();
         assert_eq!(arena.held(), 1);

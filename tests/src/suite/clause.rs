@@ -20,6 +20,7 @@ pub struct Clause {
     pub(crate) needs: &'static [Need],
     pub(crate) faults: &'static [Fault],
     pub(crate) here_only: bool,
+    pub(crate) once: bool,
     pub(crate) run: fn(&World) -> Verdict,
 }
 
@@ -37,7 +38,17 @@ impl Clause {
         run: fn(&World) -> Verdict,
     ) -> Self {
         assert!(!saboteurs.is_empty(), "a clause without a saboteur");
-        Self { name, point, about, saboteurs, needs: &[], faults: &[], here_only: false, run }
+        Self {
+            name,
+            point,
+            about,
+            saboteurs,
+            needs: &[],
+            faults: &[],
+            here_only: false,
+            once: false,
+            run,
+        }
     }
 
     /// Holds only for backends that claim this.
@@ -55,6 +66,12 @@ impl Clause {
     /// Looks inside this process, so a peer in another one adds nothing.
     pub(crate) const fn here_only(mut self) -> Self {
         self.here_only = true;
+        self
+    }
+
+    /// Takes nothing from the seed, and its time: one run is enough.
+    pub(crate) const fn once(mut self) -> Self {
+        self.once = true;
         self
     }
 
@@ -284,6 +301,22 @@ pub(crate) fn several_in_flight(claims: &Claims) -> Result<(), String> {
 pub(crate) fn large_segments(claims: &Claims) -> Result<(), String> {
     let bytes = claims.one.limits.max_segment_bytes;
     all(bytes >= 4096, format!("a segment has at most {bytes} bytes"))
+}
+
+/// The bytes of a region whose last offsets need more than 32 bits.
+pub(crate) const HUGE: u64 = (1 << 32) + (1 << 16);
+
+/// A process that may map more than 4 GiB.
+pub(crate) fn huge_memory(_: &Claims) -> Result<(), String> {
+    let mapped = kvx_core::memory::Region::host(HUGE);
+    mapped.map(drop).map_err(|error| format!("this process may not map {HUGE} bytes: {error}"))
+}
+
+/// A kernel that says how much memory a process uses.
+pub(crate) fn counts_memory(_: &Claims) -> Result<(), String> {
+    std::fs::read_to_string("/proc/self/status")
+        .map(drop)
+        .map_err(|error| format!("/proc/self/status, which says how much memory is used: {error}"))
 }
 
 pub(crate) fn limits_differ(claims: &Claims) -> Result<(), String> {

@@ -16,6 +16,10 @@ pub(crate) enum Command {
         bytes: u64,
         seed: u64,
     },
+    /// An arena of zeros that nobody touches, so that a large one costs little.
+    Untouched {
+        bytes: u64,
+    },
     /// An arena of memory that the backend allocates, left as it came.
     Allocate {
         bytes: u64,

@@ -38,8 +38,14 @@ const fn mixed(state: u64) -> u64 {
     state ^ (state >> 31)
 }
 
-/// The byte at `index` of a memory filled from `seed`: neighbours differ, and so do memories.
-pub(crate) const fn pattern(seed: u64, index: u64) -> u8 {
-    let word = mixed(seed.wrapping_mul(GOLDEN).wrapping_add(index / 8));
-    word.to_le_bytes()[(index % 8) as usize]
+/// The first bytes of a memory filled from `seed`: neighbours differ, and so do memories.
+pub(crate) fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
+    let count = usize::try_from(bytes).unwrap_or(0);
+    let mut all = Vec::with_capacity(count + 8);
+    for index in 0..bytes.div_ceil(8) {
+        let word = mixed(seed.wrapping_mul(GOLDEN).wrapping_add(index));
+        all.extend_from_slice(&word.to_le_bytes());
+    }
+    all.truncate(count);
+    all
 }

@@ -117,8 +117,11 @@ impl Host {
             Command::Arena { bytes, seed } => {
                 let memory = self.memory(*bytes);
                 memory
-                    .and_then(|memory| Arena::filled(memory, |at| pattern(*seed, at)))
+                    .and_then(|memory| Arena::filled(memory, &pattern(*seed, *bytes)))
                     .map(|arena| self.keep(arena))
+            }
+            Command::Untouched { bytes } => {
+                self.memory(*bytes).and_then(Arena::new).map(|arena| self.keep(arena))
             }
             Command::Allocate { bytes } => {
                 let memory = self.backend().and_then(|backend| backend.allocate(*bytes));

@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::time::Instant;
+
+use kvx_core::ErrorKind;
 use kvx_core::id::PeerId;
 
 use super::clause::{Breach, Verdict, ensure};
@@ -14,19 +17,38 @@ pub(crate) struct Ledger {
     settled: BTreeMap<u64, End>,
     notes: Vec<(PeerId, Vec<u8>)>,
     down: BTreeMap<PeerId, Option<Refusal>>,
-    /// Peers that this side severed, revoked or closed.
-    ended: BTreeSet<PeerId>,
+    /// Peers that this side severed, revoked or closed, and when it first said so.
+    ended: BTreeMap<PeerId, Instant>,
+    /// What this side asked to give up.
+    cancelled: BTreeSet<u64>,
+    /// What was in flight when this side deregistered a region: that may have been its own.
+    disturbed: BTreeSet<u64>,
     closed: bool,
 }
 
 impl Ledger {
     pub(crate) fn posted(&mut self, id: u64, peer: PeerId) {
         self.settled.remove(&id);
+        self.cancelled.remove(&id);
+        self.disturbed.remove(&id);
         self.in_flight.insert(id, peer);
     }
 
     pub(crate) fn ended(&mut self, peer: PeerId) {
-        self.ended.insert(peer);
+        self.ended.entry(peer).or_insert_with(Instant::now);
+    }
+
+    /// When this side first severed or revoked a peer.
+    pub(crate) fn ended_at(&self, peer: PeerId) -> Option<Instant> {
+        self.ended.get(&peer).copied()
+    }
+
+    pub(crate) fn cancelled(&mut self, id: u64) {
+        self.cancelled.insert(id);
+    }
+
+    pub(crate) fn deregistered(&mut self) {
+        self.disturbed.extend(self.in_flight.keys());
     }
 
     pub(crate) const fn closed(&mut self) {
@@ -47,6 +69,24 @@ impl Ledger {
                         "transfer {id} settled as {end:?}, but was never posted (law of submit.error_posts_nothing)"
                     )));
                 };
+                let mine = self.closed || self.ended.contains_key(&peer);
+                match &end {
+                    End::Done => {}
+                    End::Cancelled => ensure!(
+                        mine || self.cancelled.contains(&id),
+                        "transfer {id} was cancelled, but this side neither cancelled it nor severed its peer \
+                         (law of failure.kinds)"
+                    ),
+                    End::Failed(error) => ensure!(
+                        self.closed
+                            || self.disturbed.contains(&id)
+                            || matches!(error.kind, ErrorKind::Peer | ErrorKind::Fabric),
+                        "transfer {id}, which was accepted, failed with a {} error: only the peer or the fabric can \
+                         be at fault (law of failure.kinds): {}",
+                        error.kind,
+                        error.text
+                    ),
+                }
                 self.settled.insert(id, end);
                 ensure!(
                     !self.down.contains_key(&peer),
@@ -66,7 +106,7 @@ impl Ledger {
                     left.is_empty(),
                     "peer {peer} was down before transfers {left:?} to it settled (law of sever.peer_down_last)"
                 );
-                let mine = self.closed || self.ended.contains(&peer);
+                let mine = self.closed || self.ended.contains_key(&peer);
                 ensure!(
                     mine || error.is_some(),
                     "peer {peer} was down with no error, although this side did not sever it (law of sever.peer_down_last)"
@@ -135,6 +175,28 @@ mod tests {
             ledger.ended(PEER);
             let broken = events.into_iter().try_for_each(|event| ledger.event(event)).unwrap_err();
             assert!(broken.to_string().contains(named), "{broken}");
+        }
+    }
+
+    #[test]
+    fn a_failure_is_of_a_kind_that_fits() {
+        let refusal = |kind| Refusal { kind, reconnect: false, text: "test".into() };
+        let kinds =
+            [(ErrorKind::Misuse, false), (ErrorKind::Peer, true), (ErrorKind::Fabric, true)];
+        for (kind, fits) in kinds {
+            let mut ledger = Ledger::default();
+            ledger.posted(1, PEER);
+            let end = End::Failed(refusal(kind));
+            assert_eq!(ledger.event(Seen::Settled { id: 1, end }).is_ok(), fits, "{kind:?}");
+        }
+        for asked in [false, true] {
+            let mut ledger = Ledger::default();
+            ledger.posted(1, PEER);
+            if asked {
+                ledger.cancelled(1);
+            }
+            let seen = ledger.event(Seen::Settled { id: 1, end: End::Cancelled });
+            assert_eq!(seen.is_ok(), asked);
         }
     }
 

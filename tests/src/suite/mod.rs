@@ -40,7 +40,7 @@
 //! Every clause is a test of its own for each setup and each [`Place`]: `tcp::two_processes::data.read.exact`, say. A clause
 //! that a backend's [capabilities](kvx_core::capability::Capabilities) do not reach is *ignored*, with the reason. What cannot
 //! be tested here is ignored, too, unless the environment variable `KVX_REQUIRE` (names, with commas between) has the
-//! backend's name: then it is a failure. What a clause failed with names its seed; `KVX_SEED` runs that seed alone.
+//! backend's name (`-` and `_` are alike): then it is a failure. What a clause failed with names its seed; `KVX_SEED` runs that seed alone.
 //!
 //! Every wait has an end: a backend that hangs fails the clause, by name, and does not hang the kit.
 //!
@@ -66,7 +66,7 @@ mod world;
 
 pub use clause::{Clause, Point};
 pub use page::page;
-pub use run::{applies, check, clauses, run};
+pub use run::{applies, check, clauses, run, seed};
 pub use subject::{Fault, Ground, Place, Setup, Stage, Subject};
 
 /// The `main` of a conformance test: runs every clause on a [`Subject`](crate::suite::Subject), given as an expression that

@@ -24,6 +24,13 @@ pub fn run(subject: &'static dyn Subject) -> ExitCode {
     if let Some(code) = serve_if_asked(subject) {
         return code;
     }
+    let seed = match seed() {
+        Ok(seed) => seed,
+        Err(refused) => {
+            eprintln!("{refused}");
+            return ExitCode::FAILURE;
+        }
+    };
     let mut arguments = Arguments::from_args();
     // Clauses that count a process's threads and descriptors, and the time that it uses, must have it for themselves.
     arguments.test_threads = Some(1);
@@ -32,7 +39,7 @@ pub fn run(subject: &'static dyn Subject) -> ExitCode {
         eprintln!("the subject {:?} has no setup: nothing was tested", subject.name());
         return ExitCode::FAILURE;
     }
-    if let Some(seed) = seed() {
+    if let Some(seed) = seed {
         eprintln!("KVX_SEED={seed}: one run of each clause");
     }
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -108,12 +115,33 @@ fn skipped(name: String, skip: Skip, subject: &dyn Subject, arguments: &Argument
 
 /// Whether the environment says that this backend must be tested.
 fn required(name: &str) -> bool {
-    let names = std::env::var("KVX_REQUIRE").unwrap_or_default();
-    names.split(',').any(|required| required.trim() == name)
+    names(&std::env::var("KVX_REQUIRE").unwrap_or_default(), name)
 }
 
-fn seed() -> Option<u64> {
-    std::env::var("KVX_SEED").ok()?.parse().ok()
+/// Whether a list of names has this one; `-` and `_` are alike.
+fn names(list: &str, name: &str) -> bool {
+    let plain = |name: &str| name.trim().replace('-', "_");
+    list.split(',').any(|required| plain(required) == plain(name))
+}
+
+/// The one seed to run, where `KVX_SEED` names one.
+///
+/// # Errors
+///
+/// When it is set to something that is no seed.
+pub fn seed() -> Result<Option<u64>, String> {
+    let Some(text) = std::env::var_os("KVX_SEED") else { return Ok(None) };
+    read_seed(&text.to_string_lossy()).map(Some)
+}
+
+fn read_seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|error| {
+        format!(
+            "KVX_SEED={text:?} is no seed ({error}): set it to a number from 0 to {}, as a failed clause prints it, or \
+             unset it to run all seeds",
+            u64::MAX
+        )
+    })
 }
 
 fn available(subject: &dyn Subject, place: Place) -> Result<(), Skip> {
@@ -175,10 +203,10 @@ fn all_seeds(
     clause: &'static Clause,
 ) -> Result<(), Failed> {
     let long = std::env::var("KVX_LONG").is_ok_and(|value| value == "1");
-    let count = u64::from(setup.seeds) * if long { 20 } else { 1 };
-    let seeds = match seed() {
-        Some(seed) => seed..seed.saturating_add(1),
-        None => 0..count,
+    let count = if clause.once { 1 } else { u64::from(setup.seeds) * if long { 20 } else { 1 } };
+    let seeds = match seed()? {
+        Some(seed) => seed..=seed,
+        None => 0..=count.saturating_sub(1),
     };
     for seed in seeds {
         check(subject, setup, place, clause, seed)?;
@@ -264,4 +292,25 @@ fn wait_for_end(thread: &std::thread::JoinHandle<()>) {
 fn words(said: &(dyn Any + Send)) -> String {
     let text = said.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| said.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_number_or_refused_with_its_text() {
+        assert_eq!(read_seed("18446744073709551615"), Ok(u64::MAX));
+        for text in ["", "abc", "-1", "18446744073709551616", "0x1"] {
+            let refused = read_seed(text).unwrap_err();
+            let named = format!("KVX_SEED={text:?}");
+            assert!(refused.contains(&named) && refused.contains("unset"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_required_backend_may_be_written_either_way() {
+        assert!(names("mock, plain_tcp", "plain-tcp") && names("plain-tcp", "plain_tcp"));
+        assert!(!names("plain", "plain-tcp") && !names("", "mock"));
+    }
 }

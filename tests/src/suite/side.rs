@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use kvx_core::backend::TransferBackend;
+use kvx_core::backend::{SEVER_BOUND, TransferBackend};
 use kvx_core::capability::Capabilities;
 use kvx_core::id::{PeerId, RegionId, RemoteRegionId};
 use kvx_core::transfer::{Mode, PostedSegment};
@@ -73,12 +74,22 @@ impl Side {
     }
 
     fn call(&self, operation: &'static str, command: Command) -> Verdict<Answer> {
+        let most = longest(&command);
         self.inner.watch.enters(self.name(), operation);
+        let begin = Instant::now();
         let answer = match &self.inner.link {
             Link::Here(host) => host.execute(command).map_err(Refusal::from),
             Link::There(child) => child.execute(self.name(), operation, &command)?,
         };
         self.inner.watch.leaves();
+        let took = begin.elapsed();
+        if let Some(most) = most.filter(|most| took > *most) {
+            return Err(Breach::new(format!(
+                "`{operation}` of {} took {took:?}; it must not wait, and {most:?} are more than enough (law of \
+                 progress.calls_return)",
+                self.name()
+            )));
+        }
         answer.map_err(|refusal| Breach::refused(self.name(), operation, refusal))
     }
 
@@ -110,6 +121,11 @@ impl Side {
         number(self.call("allocate", Command::Allocate { bytes })?)
     }
 
+    /// An arena of zeros that nobody touches.
+    pub(crate) fn untouched(&self, bytes: u64) -> Verdict<u64> {
+        number(self.call("allocate", Command::Untouched { bytes })?)
+    }
+
     pub(crate) fn read(&self, arena: u64, offset: u64, count: u64) -> Verdict<Vec<u8>> {
         bytes(self.call("read", Command::Read { arena, offset, bytes: count })?)
     }
@@ -132,6 +148,7 @@ impl Side {
     }
 
     pub(crate) fn deregister(&self, region: RegionId) -> Verdict {
+        self.ledger().deregistered();
         self.nothing("deregister", Command::Deregister(region))
     }
 
@@ -215,6 +232,7 @@ impl Side {
     }
 
     pub(crate) fn cancel(&self, id: u64) -> Verdict {
+        self.ledger().cancelled(id);
         self.nothing("cancel", Command::Cancel(id))
     }
 
@@ -257,6 +275,11 @@ impl Side {
         self.ledger().down(peer).cloned()
     }
 
+    /// When this side first severed or revoked a peer.
+    pub(crate) fn ended_at(&self, peer: PeerId) -> Option<Instant> {
+        self.ledger().ended_at(peer)
+    }
+
     /// How many transfers have not settled.
     pub(crate) fn in_flight(&self) -> usize {
         self.ledger().in_flight()
@@ -265,6 +288,18 @@ impl Side {
     /// Transfers to a peer that have not settled.
     pub(crate) fn in_flight_to(&self, peer: PeerId) -> Vec<u64> {
         self.ledger().to(peer)
+    }
+}
+
+/// The longest that a call may take that must not wait for anybody: far more than it needs, so that a busy machine is not
+/// taken for a fault. `revoke` and `deregister` may wait for a device.
+const fn longest(command: &Command) -> Option<Duration> {
+    match command {
+        Command::Submit(_) | Command::Poll { .. } | Command::Cancel(_) | Command::Sever(_) => {
+            Some(Duration::from_secs(1))
+        }
+        Command::Revoke(_) | Command::Deregister(_) => Some(SEVER_BOUND),
+        _ => None,
     }
 }
 

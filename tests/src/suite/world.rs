@@ -62,6 +62,17 @@ impl World {
         &self.dice
     }
 
+    /// Posts a batch under an id of the script's own, as soon as there is room.
+    pub(crate) fn post_as(
+        &self,
+        id: u64,
+        (side, peer): (&Side, PeerId),
+        mode: Mode,
+        segments: &[PostedSegment],
+    ) -> Verdict {
+        self.wait(&[side], "room to post", || side.submit(id, peer, mode, segments, None))
+    }
+
     pub(crate) const fn pace(&self) -> Pace {
         self.pace
     }
@@ -239,9 +250,12 @@ impl World {
 
     /// Waits, within the contract's bound, until all that a side had in flight to a peer has settled, and the peer is down.
     pub(crate) fn severed(&self, side: &Side, peer: PeerId) -> Verdict {
+        // The clock runs since the call, not since it returned.
+        let begun = side.ended_at(peer);
+        let bound = || SEVER_BOUND.saturating_sub(begun.map_or(Duration::ZERO, |at| at.elapsed()));
         let left = || side.in_flight_to(peer);
         let what = format!("all transfers of {} to peer {peer} to settle", side.name());
-        self.wait_within(SEVER_BOUND, &[side], &what, || Ok(left().is_empty()))?;
+        self.wait_within(bound(), &[side], &what, || Ok(left().is_empty()))?;
         let what = format!("peer {peer} of {} to be down", side.name());
         self.wait_within(SEVER_BOUND, &[side], &what, || Ok(side.down(peer).is_some()))
     }

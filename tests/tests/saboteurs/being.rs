@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use kvx_core::Result;
-use kvx_core::backend::PeerInfo;
+use kvx_core::backend::{PeerInfo, Submit};
 use kvx_core::capability::Capabilities;
 use kvx_core::id::PeerId;
 
-use crate::wrapper::{At, Sabotage};
+use crate::wrapper::{At, Post, Sabotage};
 
 #[derive(Default)]
 pub(crate) struct CapabilitiesChange;
@@ -72,6 +72,17 @@ pub(crate) struct LeaksDescriptor;
 impl Sabotage for LeaksDescriptor {
     fn opened(&self, _: &At) {
         std::mem::forget(std::fs::File::open("/dev/null"));
+    }
+}
+
+/// Forgets to give back the buffer of a transfer.
+#[derive(Default)]
+pub(crate) struct LeaksMemory;
+
+impl Sabotage for LeaksMemory {
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        std::mem::forget(vec![1_u8; 64 << 10]);
+        post.to(at)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Wrong bytes, wrong places.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use kvx_core::backend::{Event, Events, Outcome, Submit};
@@ -194,4 +194,124 @@ impl Sabotage for UnequalLimitsRefused {
         }
         at.backend.accept(offer)
     }
+}
+
+/// Touches the byte before a page, too.
+pub(crate) fn page_begins_a_byte_early(
+    _: &At,
+    mut segments: Vec<PostedSegment>,
+) -> Vec<PostedSegment> {
+    if let [only] = &mut segments[..]
+        && only.bytes == 4096
+        && only.remote_offset > 0
+        && only.local_offset > 0
+    {
+        only.remote_offset -= 1;
+        only.local_offset -= 1;
+        only.bytes += 1;
+    }
+    segments
+}
+
+/// Has room for the handles of two regions.
+pub(crate) fn third_region_dropped(_: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
+    let regions: BTreeSet<_> = segments.iter().map(|segment| segment.local).collect();
+    if regions.len() > 2 {
+        segments.pop();
+    }
+    segments
+}
+
+/// Forgets the segments of all but the first sixteen of the peer's regions.
+pub(crate) fn seventeenth_region_lost(_: &At, segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
+    let mut known = BTreeSet::new();
+    let keeps = |segment: &PostedSegment| {
+        known.contains(&segment.remote) || (known.len() < 16 && known.insert(segment.remote))
+    };
+    segments.into_iter().filter(keeps).collect()
+}
+
+fn shortened(mut segments: Vec<PostedSegment>, bits: u32) -> Vec<PostedSegment> {
+    for segment in &mut segments {
+        segment.remote_offset %= 1 << bits;
+    }
+    segments
+}
+
+pub(crate) fn offsets_of_24_bits(_: &At, segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
+    shortened(segments, 24)
+}
+
+pub(crate) fn offsets_of_32_bits(_: &At, segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
+    shortened(segments, 32)
+}
+
+pub(crate) fn local_offsets_of_32_bits(
+    _: &At,
+    mut segments: Vec<PostedSegment>,
+) -> Vec<PostedSegment> {
+    for segment in &mut segments {
+        segment.local_offset %= 1 << 32;
+    }
+    segments
+}
+
+pub(crate) fn cut_at_four_mebibytes(
+    _: &At,
+    mut segments: Vec<PostedSegment>,
+) -> Vec<PostedSegment> {
+    for segment in &mut segments {
+        segment.bytes = segment.bytes.min(4 << 20);
+    }
+    segments
+}
+
+/// Makes one segment of neighbours, where `touch` holds of two in the same regions.
+fn merged(
+    segments: Vec<PostedSegment>,
+    touch: impl Fn(&PostedSegment, &PostedSegment) -> bool,
+) -> Vec<PostedSegment> {
+    let mut all: Vec<PostedSegment> = Vec::new();
+    for segment in segments {
+        match all.last_mut() {
+            Some(last)
+                if (last.local, last.remote) == (segment.local, segment.remote)
+                    && touch(last, &segment) =>
+            {
+                last.bytes += segment.bytes;
+            }
+            _ => all.push(segment),
+        }
+    }
+    all
+}
+
+fn touch_locally(one: &PostedSegment, next: &PostedSegment) -> bool {
+    one.local_offset + one.bytes == next.local_offset
+}
+
+pub(crate) fn merged_where_local_touches(
+    _: &At,
+    segments: Vec<PostedSegment>,
+) -> Vec<PostedSegment> {
+    merged(segments, touch_locally)
+}
+
+pub(crate) fn merged_where_remote_touches(
+    _: &At,
+    segments: Vec<PostedSegment>,
+) -> Vec<PostedSegment> {
+    merged(segments, |one, next| one.remote_offset + one.bytes == next.remote_offset)
+}
+
+pub(crate) fn merged_in_threes(_: &At, mut segments: Vec<PostedSegment>) -> Vec<PostedSegment> {
+    if let [first, second, third, ..] = &segments[..]
+        && touch_locally(first, second)
+        && touch_locally(second, third)
+    {
+        let rest = segments.split_off(3);
+        segments = merged(segments, touch_locally);
+        segments.extend(rest);
+    }
+    segments
 }

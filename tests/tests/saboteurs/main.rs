@@ -4,17 +4,20 @@
 //! `KVX_SEED` runs one seed, as in the kit.
 
 mod being;
+mod blocking;
 mod data;
 mod ending;
 mod flow;
 mod meeting;
 mod memory;
 mod notes;
+mod outcome;
 mod table;
 mod tools;
 mod wrapper;
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -118,10 +121,13 @@ fn limited(like: Preset, limits: [u32; 4]) -> Result<Preset> {
     Preset::custom(capabilities)
 }
 
+/// What came of a test.
+type Tested = std::result::Result<(), Failed>;
+
 /// The clause fails on the saboteur, and says that it was the clause that failed.
-fn is_found_out(clause: &'static Clause, saboteur: &'static Saboteur) -> Result<(), Failed> {
+fn is_found_out(clause: &'static Clause, saboteur: &'static Saboteur) -> Tested {
     let subject: &'static Wrapped = Box::leak(Box::new(Wrapped(Some(saboteur))));
-    for seed in seeds(SEEDS) {
+    for seed in seeds(SEEDS)? {
         let setup = setup(saboteur.setup);
         if let Err(text) = suite::check(subject, &setup, Place::OneProcess, clause, seed) {
             let named = format!("clause {} is broken", clause.name());
@@ -136,23 +142,23 @@ fn is_found_out(clause: &'static Clause, saboteur: &'static Saboteur) -> Result<
 }
 
 /// The clause holds on the wrapped mock without a fault.
-fn holds(clause: &'static Clause, name: &'static str) -> Result<(), Failed> {
+fn holds(clause: &'static Clause, name: &'static str) -> Tested {
     static HONEST: Wrapped = Wrapped(None);
-    for seed in seeds(2) {
+    for seed in seeds(2)? {
         suite::check(&HONEST, &setup(name), Place::OneProcess, clause, seed)?;
     }
     Ok(())
 }
 
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    match std::env::var("KVX_SEED").ok().and_then(|seed| seed.parse::<u64>().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..count,
-    }
+fn seeds(count: u64) -> std::result::Result<RangeInclusive<u64>, Failed> {
+    Ok(match suite::seed()? {
+        Some(seed) => seed..=seed,
+        None => 0..=count - 1,
+    })
 }
 
 /// Every saboteur that a clause names exists, and every one that exists is named by a clause.
-fn table_is_whole() -> Result<(), Failed> {
+fn table_is_whole() -> Tested {
     let known: BTreeSet<_> = SABOTEURS.iter().map(|saboteur| saboteur.name).collect();
     let named: BTreeSet<_> =
         suite::clauses().flat_map(|clause| clause.saboteurs()).copied().collect();

@@ -2,22 +2,41 @@
 
 use kvx_core::backend::{Event, Events, Outcome, Submit};
 use kvx_core::id::TransferId;
+use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
 
 use crate::tools::{InFlight, Later, Own, Peers, Queue, notes_peers, settled, without_own};
 use crate::wrapper::{At, Post, Sabotage};
 
-/// Tells the peer first, and moves the data later.
-#[derive(Default)]
+/// Tells the peer first, and moves the data later, where the batch is of this kind.
 pub(crate) struct NotifiedBeforeData {
+    which: fn(&Post<'_>) -> bool,
     own: Own,
     later: Later,
     queue: Queue,
 }
 
+impl NotifiedBeforeData {
+    fn new(which: fn(&Post<'_>) -> bool) -> Self {
+        Self { which, own: Own::default(), later: Later::default(), queue: Queue::default() }
+    }
+
+    pub(crate) fn always() -> Self {
+        Self::new(|_| true)
+    }
+
+    pub(crate) fn of_many_segments() -> Self {
+        Self::new(|post| post.segments.len() > 8)
+    }
+
+    pub(crate) fn of_much_data() -> Self {
+        Self::new(|post| post.segments.iter().map(|segment| segment.bytes).sum::<u64>() >= 65536)
+    }
+}
+
 impl Sabotage for NotifiedBeforeData {
     fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
-        if post.notify.is_none() || post.segments.is_empty() {
+        if post.notify.is_none() || post.segments.is_empty() || !(self.which)(&post) {
             return post.to(at);
         }
         let first = Post { id: self.own.next(), segments: &[], ..post }.to(at)?;
@@ -117,6 +136,21 @@ pub(crate) fn bare_refused(at: &At, post: Post<'_>) -> Result<Submit> {
 pub(crate) fn longest_cut(at: &At, post: Post<'_>) -> Result<Submit> {
     let limit = at.backend.capabilities().limits.max_notification_bytes as usize;
     let notify = post.notify.map(|note| if note.len() == limit { &note[1..] } else { note });
+    Post { notify, ..post }.to(at)
+}
+
+pub(crate) fn empty_beside_data_lost(at: &At, post: Post<'_>) -> Result<Submit> {
+    let notify = post.notify.filter(|note| post.segments.is_empty() || !note.is_empty());
+    Post { notify, ..post }.to(at)
+}
+
+pub(crate) fn longest_beside_data_cut(at: &At, post: Post<'_>) -> Result<Submit> {
+    if post.segments.is_empty() { post.to(at) } else { longest_cut(at, post) }
+}
+
+pub(crate) fn long_beside_a_read_cut(at: &At, post: Post<'_>) -> Result<Submit> {
+    let cuts = post.mode == Mode::Read && !post.segments.is_empty();
+    let notify = post.notify.map(|note| if cuts { &note[..note.len().min(16)] } else { note });
     Post { notify, ..post }.to(at)
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::being::{
     BurnsProcessor, CapabilitiesChange, CapabilitiesContradict, Descriptor, LeaksDescriptor,
-    LeaksThread, TransportUnknown,
+    LeaksMemory, LeaksThread, TransportUnknown,
 };
+use crate::blocking::{Blocks, Call};
 use crate::ending::{Cancel, Cancels, Close, Closes, Revoked, Revokes, Sever, Severs};
 use crate::flow::{
     ErrorButPosted, Full, IdsCut, LostAmongThreads, MeetingLosesEvents, NeedsTheInitiator,
@@ -20,6 +21,7 @@ use crate::notes::{
     BareNotDelivered, EventsLost, NotifiedBeforeData, NotifiedThoughCancelled, NotifiedToWrongPeer,
     NotifiedTwice, Received, Sent,
 };
+use crate::outcome::{ClosingFails, Fails, LateAnswer};
 use crate::wrapper::Sabotage;
 use crate::{data, memory, notes};
 
@@ -52,7 +54,23 @@ saboteurs! {
         posts_reversed => data::PostsReversed::default(),
         wrong_peer => data::WrongPeer::default(),
 
-        notified_before_data => NotifiedBeforeData::default(),
+        page_begins_a_byte_early => data::Changed(data::page_begins_a_byte_early),
+        third_region_dropped => data::Changed(data::third_region_dropped),
+        seventeenth_region_lost => data::Changed(data::seventeenth_region_lost),
+        offsets_of_24_bits => data::Changed(data::offsets_of_24_bits),
+        offsets_of_32_bits => data::Changed(data::offsets_of_32_bits),
+        local_offsets_of_32_bits => data::Changed(data::local_offsets_of_32_bits),
+        cut_at_four_mebibytes => data::Changed(data::cut_at_four_mebibytes),
+        merged_where_local_touches => data::Changed(data::merged_where_local_touches),
+        merged_where_remote_touches => data::Changed(data::merged_where_remote_touches),
+        merged_in_threes => data::Changed(data::merged_in_threes),
+
+        notified_before_data => NotifiedBeforeData::always(),
+        notified_before_many_segments => NotifiedBeforeData::of_many_segments(),
+        notified_before_much_data => NotifiedBeforeData::of_much_data(),
+        empty_beside_data_lost => Sent(notes::empty_beside_data_lost),
+        longest_beside_data_cut => Sent(notes::longest_beside_data_cut),
+        long_beside_a_read_cut => Sent(notes::long_beside_a_read_cut),
         notified_twice => NotifiedTwice::default(),
         notified_never => Received::dropped(),
         notification_altered => Received::default(),
@@ -64,6 +82,18 @@ saboteurs! {
         inline_not_notified => Sent(notes::inline_not_notified),
         events_lost_in_small_buffer => EventsLost,
         notified_though_cancelled => NotifiedThoughCancelled::default(),
+
+        failures_called_misuse => Fails::called_misuse(),
+        failures_called_cancelled => Fails::called_cancelled(),
+        late_answer_settles_the_next => LateAnswer::default(),
+        closing_fails_what_is_done => ClosingFails::default(),
+
+        submit_blocks => Blocks::new(Call::Submit),
+        poll_blocks => Blocks::new(Call::Poll),
+        cancel_blocks => Blocks::new(Call::Cancel),
+        sever_blocks => Blocks::new(Call::Sever),
+        revoke_blocks => Blocks::new(Call::Revoke),
+        deregister_blocks => Blocks::new(Call::Deregister),
 
         settled_twice => SettledTwice::default(),
         settled_never => SettledNever::default(),
@@ -143,6 +173,7 @@ saboteurs! {
         close_forgets_transfers => Closes::new(Close::Forgets),
         closing_twice_fails => Closes::new(Close::FailsTwice),
         works_after_close => Closes::new(Close::Nothing),
+        leaks_memory => LeaksMemory,
         leaks_a_thread => LeaksThread,
         leaks_a_descriptor => LeaksDescriptor,
         burns_a_processor => BurnsProcessor::default(),

@@ -55,6 +55,15 @@ pub(crate) const GROUP: Group = Group {
             others_unharmed,
         )
         .needs(&[writes, several_in_flight]),
+        Clause::new(
+            "cancel.id_again",
+            Point::Settled,
+            "A transfer under the id of a cancelled one that has settled is another: nothing that is still heard of the first \
+             settles it.",
+            &["late_answer_settles_the_next"],
+            id_again,
+        )
+        .needs(&[writes]),
     ],
 };
 
@@ -141,6 +150,35 @@ fn not_notified(world: &World) -> Verdict {
         let done = matches!(end, End::Done);
         ensure!(!done || count == 1, "round {round}: done, but notified {count} times");
         ensure!(!done || whole, "round {round}: done, but the data is not all there");
+    }
+    Ok(())
+}
+
+fn id_again(world: &World) -> Verdict {
+    let pair = world.pair()?;
+    let mut lane = world.lane(&pair, 4096)?;
+    let (id, to) = (world.id(), (&pair.one, pair.at_one));
+    let bytes = pair.one.capabilities()?.limits.max_segment_bytes.min(1500);
+    for round in 0..12 {
+        lane.local.refill(world.dice().next())?;
+        world.post_as(id, to, Mode::Write, &[lane.segment(0, 0, 40)])?;
+        for _ in 0..world.dice().below(3) {
+            pair.one.poll(8)?;
+        }
+        if let Err(breach) = pair.one.cancel(id) {
+            refused::<()>("cancelling what was in flight", Err(breach), &[ErrorKind::Misuse])?;
+        }
+        let settled = || Ok(pair.one.settled(id).is_some());
+        world.wait(&[&pair.one], "a cancelled transfer to settle", settled)?;
+        let again = [lane.segment(2000, 2000, bytes)];
+        world.post_as(id, to, Mode::Write, &again)?;
+        world.done(&pair.one, &[id])?;
+        lane.apply(Mode::Write, &again);
+        ensure!(
+            lane.remote.holds(2000, bytes)?,
+            "round {round}: under the id of a cancelled transfer another settled as done, and its data is not there"
+        );
+        world.settle_down(&[&pair.one, &pair.other])?;
     }
     Ok(())
 }

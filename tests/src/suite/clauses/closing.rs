@@ -11,7 +11,9 @@ use super::Group;
 use super::handshake::greet;
 use super::sever::{a_while, volley};
 use super::shapes::modes;
-use crate::suite::clause::{Breach, Clause, Point, Verdict, ensure, notes, refused, writes};
+use crate::suite::clause::{
+    Breach, Clause, Point, Verdict, counts_memory, ensure, notes, refused, writes,
+};
 use crate::suite::world::World;
 
 pub(crate) const GROUP: Group = Group {
@@ -55,6 +57,24 @@ pub(crate) const GROUP: Group = Group {
             others_go_on,
         )
         .needs(&[writes, notes]),
+        Clause::new(
+            "close.after_notified",
+            Point::Settled,
+            "A transfer of which the peer was notified some time ago is done, also when the peer has closed before this side polls.",
+            &["closing_fails_what_is_done"],
+            after_notified,
+        )
+        .needs(&[writes, notes]),
+        Clause::new(
+            "close.memory_per_transfer",
+            Point::Closed,
+            "A transfer that has settled leaves no memory behind: thousands of them need no more than hundreds.",
+            &["leaks_memory"],
+            memory_per_transfer,
+        )
+        .needs(&[counts_memory, writes])
+        .here_only()
+        .once(),
         Clause::new(
             "close.threads",
             Point::Closed,
@@ -196,6 +216,71 @@ fn others_go_on(world: &World) -> Verdict {
         world.transfer(&mut lane, Mode::Write, &[segment], None)?;
         lane.check("after another peer went")?;
     }
+    Ok(())
+}
+
+fn after_notified(world: &World) -> Verdict {
+    let one = world.open_here("one")?;
+    for close in [true, false, true] {
+        let pair = world.meet(&one, &world.open("other")?)?;
+        let mut lane = world.lane(&pair, 256)?;
+        let note = world.note(&one.capabilities()?, world.dice().next());
+        let segments = [lane.segment(3, 5, 40)];
+        let id = world.post(&one, pair.at_one, Mode::Write, &segments, Some(&note))?;
+        // Only the peer polls: this side has not heard of the end when the peer goes.
+        world.wait(&[&pair.other], "the notification", || Ok(!pair.other.notes().is_empty()))?;
+        lane.apply(Mode::Write, &segments);
+        lane.remote.check("when the notification was received")?;
+        // The answer has time to reach this side, which still does not poll.
+        world.settle_down(&[&pair.other])?;
+        if close {
+            pair.other.close()?;
+        } else {
+            pair.other.drop_backend()?;
+        }
+        world.done(&one, &[id])?;
+    }
+    Ok(())
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> Verdict<u64> {
+    let text = std::fs::read_to_string("/proc/self/status")
+        .map_err(|error| Breach::new(format!("the kit cannot read /proc/self/status: {error}")))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes
+        .map(|kibibytes| kibibytes << 10)
+        .ok_or_else(|| Breach::new("/proc/self/status does not say VmRSS, the memory in use"))
+}
+
+fn memory_per_transfer(world: &World) -> Verdict {
+    const HALF: u64 = 1000;
+    /// Far more than the kit's own notes of a transfer need, and far less than a buffer of its own.
+    const MOST: u64 = 16 << 10;
+    let pair = world.pair()?;
+    let lane = world.lane(&pair, 256)?;
+    let burst = u64::from(pair.one.capabilities()?.limits.max_in_flight).min(50);
+    // What is set up once is set up in the first half.
+    let half = || -> Verdict<u64> {
+        let before = resident()?;
+        let mut count = 0;
+        while count < HALF {
+            let mut ids = Vec::new();
+            for _ in 0..burst {
+                let segments = [lane.segment(3, 5, 40)];
+                ids.push(world.post(&pair.one, pair.at_one, Mode::Write, &segments, None)?);
+            }
+            world.done(&pair.one, &ids)?;
+            count += burst;
+        }
+        Ok(resident()?.saturating_sub(before))
+    };
+    let (first, second) = (half()?, half()?);
+    ensure!(
+        second < HALF * MOST,
+        "after {HALF} transfers, {HALF} more took another {second} bytes of memory for good (the first: {first})"
+    );
     Ok(())
 }
 

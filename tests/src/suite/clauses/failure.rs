@@ -16,6 +16,15 @@ pub(crate) const GROUP: Group = Group {
     about: "Across processes the kit kills and stops the peer's process; in one, the backend's crate says how.",
     clauses: &[
         Clause::new(
+            "failure.kinds",
+            Point::Settled,
+            "What was accepted and fails is the fault of the peer or of the fabric, never misuse; it is cancelled only where this \
+             side cancelled it, or severed the peer.",
+            &["failures_called_misuse", "failures_called_cancelled"],
+            kinds,
+        )
+        .needs(&[writes]),
+        Clause::new(
             "failure.killed",
             Point::Severed,
             "When a peer was killed, severing it ends within the bound: all settles, then it is down.",
@@ -72,6 +81,43 @@ fn sever(world: &World, pair: &Pair) -> Verdict {
         refused::<()>("severing a peer that is gone", Err(breach), &[ErrorKind::Misuse])?;
     }
     world.severed(&pair.one, pair.at_one)
+}
+
+/// Transfers that the peer makes fail. The kit looks at every outcome, here and everywhere.
+fn kinds(world: &World) -> Verdict {
+    let one = world.open_here("one")?;
+    for gone in ["closed", "severed", "region deregistered"] {
+        let pair = world.meet(&one, &world.open("other")?)?;
+        let lane = world.lane(&pair, 2048)?;
+        let mut ids = volley(world, &lane, 20)?;
+        match gone {
+            "closed" => pair.other.close()?,
+            "severed" => pair.other.sever(pair.at_other)?,
+            _ => {
+                pair.other.deregister(lane.remote.region)?;
+                // To memory that is no more: some fabrics find that out when it is posted, some later, some never.
+                let id = world.id();
+                match one.submit(id, pair.at_one, Mode::Write, &[lane.segment(0, 0, 8)], None) {
+                    Ok(true) => ids.push(id),
+                    Ok(false) => {}
+                    Err(breach) => {
+                        let what = "a write to a region that is gone";
+                        refused::<()>(what, Err(breach), &[ErrorKind::Peer])?;
+                    }
+                }
+            }
+        }
+        // Without a bound of the contract's, for this side has not severed: what has not settled by then is severed.
+        world.settle_down(&[&one, &pair.other])?;
+        if one.down(pair.at_one).is_none() {
+            sever(world, &pair)?;
+        }
+        ensure!(
+            ids.iter().all(|id| one.settled(*id).is_some()),
+            "a transfer to a peer that is down did not settle (the peer: {gone})"
+        );
+    }
+    Ok(())
 }
 
 fn killed(world: &World) -> Verdict {

@@ -1,10 +1,12 @@
 //! Settling, progress, full queues, refusals, identifiers.
 
 use kvx_core::ErrorKind;
+use kvx_core::capability::Revoke;
 use kvx_core::id::{PeerId, RegionId, RemoteRegionId};
 use kvx_core::transfer::{Mode, PostedSegment};
 
 use super::Group;
+use super::sever::volley;
 use super::shapes::modes;
 use crate::suite::clause::{
     Breach, Clause, Point, Verdict, bounded_in_flight, ensure, event_descriptor, notes, refused,
@@ -45,6 +47,21 @@ pub(crate) const GROUP: Group = Group {
             target_alone,
         )
         .needs(&[writes, notes]),
+        Clause::new(
+            "progress.calls_return",
+            Point::Progress,
+            "The calls that only ask for something return at once, and do not wait until it has happened.",
+            &[
+                "submit_blocks",
+                "poll_blocks",
+                "cancel_blocks",
+                "sever_blocks",
+                "revoke_blocks",
+                "deregister_blocks",
+            ],
+            calls_return,
+        )
+        .needs(&[writes]),
         Clause::new(
             "full.bounded",
             Point::NothingPosted,
@@ -96,6 +113,39 @@ pub(crate) const GROUP: Group = Group {
         .here_only(),
     ],
 };
+
+/// The kit times these calls wherever they are made; here each is made while transfers are in flight.
+fn calls_return(world: &World) -> Verdict {
+    let one = world.open_here("one")?;
+    let other = world.open("other")?;
+    for revokes in [false, true] {
+        if revokes && one.capabilities()?.revoke != Revoke::PerPeer {
+            continue;
+        }
+        let pair = world.meet(&one, &other)?;
+        let (lane, spare) = (world.lane(&pair, 2048)?, world.memory(&one, 64)?);
+        let ids = volley(world, &lane, 20)?;
+        if let Some(id) = ids.last()
+            && let Err(breach) = one.cancel(*id)
+        {
+            refused::<()>("cancelling what was in flight", Err(breach), &[ErrorKind::Misuse])?;
+        }
+        one.poll(4)?;
+        one.deregister(lane.local.region)?;
+        one.deregister(spare.region)?;
+        if revokes {
+            one.revoke(pair.at_one)?;
+        } else {
+            one.sever(pair.at_one)?;
+        }
+        world.severed(&one, pair.at_one)?;
+        if other.down(pair.at_other).is_none() {
+            other.sever(pair.at_other)?;
+            world.severed(&other, pair.at_other)?;
+        }
+    }
+    Ok(())
+}
 
 fn settled_once(world: &World) -> Verdict {
     let pair = world.pair()?;

@@ -11,6 +11,8 @@ mod keys;
 mod meeting;
 mod memory;
 mod notify;
+mod offsets;
+mod regions;
 mod revoke;
 mod sever;
 mod shapes;

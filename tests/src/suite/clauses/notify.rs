@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use kvx_core::ErrorKind;
-use kvx_core::transfer::Mode;
+use kvx_core::capability::Limits;
+use kvx_core::transfer::{Mode, PostedSegment};
 
 use super::Group;
 use super::shapes::modes;
 use crate::suite::clause::{
     Clause, Point, Verdict, bounded_notes, ensure, notes, reads, refused, several_in_flight, writes,
 };
-use crate::suite::world::World;
+use crate::suite::lane::Lane;
+use crate::suite::world::{Pair, World};
 
 pub(crate) const GROUP: Group = Group {
     title: "Notifications",
@@ -20,7 +22,7 @@ pub(crate) const GROUP: Group = Group {
             "notify.after_data",
             Point::Notified,
             "Whoever is notified of a write has all of its data, also of data that took another way (known failure 90: nixl#252).",
-            &["notified_before_data"],
+            &["notified_before_data", "notified_before_many_segments", "notified_before_much_data"],
             after_data,
         )
         .needs(&[writes, notes]),
@@ -28,7 +30,7 @@ pub(crate) const GROUP: Group = Group {
             "notify.after_read",
             Point::Notified,
             "Whoever is notified of a read may overwrite what was read.",
-            &["notified_before_data"],
+            &["notified_before_data", "notified_before_many_segments", "notified_before_much_data"],
             after_read,
         )
         .needs(&[reads, notes]),
@@ -59,8 +61,13 @@ pub(crate) const GROUP: Group = Group {
         Clause::new(
             "notify.lengths",
             Point::Claims,
-            "A notification may have any length from no bytes to the limit.",
-            &["longest_notification_cut"],
+            "A notification may have any length from no bytes to the limit, alone or beside data in either mode.",
+            &[
+                "longest_notification_cut",
+                "empty_beside_data_lost",
+                "longest_beside_data_cut",
+                "long_beside_a_read_cut",
+            ],
             lengths,
         )
         .needs(&[bounded_notes]),
@@ -91,13 +98,32 @@ pub(crate) const GROUP: Group = Group {
     ],
 };
 
+/// Batches within the limits of a side, and the bytes of a lane in which they have room: a few small segments, and one
+/// batch of as many, and as much, as is quickly moved.
+fn sizes(limits: &Limits) -> [(u64, u64, u64); 2] {
+    let count = u64::from(limits.max_batch_segments).min(512);
+    [(12, 8, 200), (2, count, limits.max_segment_bytes.min(6000))]
+}
+
+/// Segments side by side, in the opposite order at the peer.
+fn crossed(lane: &Lane, count: u64, bytes: u64) -> Vec<PostedSegment> {
+    let step = bytes + 56;
+    (0..count).map(|i| lane.segment(i * step, (count - 1 - i) * step, bytes)).collect()
+}
+
 fn after_data(world: &World) -> Verdict {
-    const BYTES: u64 = 2048;
     let pair = world.pair()?;
-    let mut lane = world.lane(&pair, BYTES)?;
-    for round in 0..12_u64 {
+    for size in sizes(&pair.one.capabilities()?.limits) {
+        after_data_of(world, &pair, size)?;
+    }
+    Ok(())
+}
+
+fn after_data_of(world: &World, pair: &Pair, (rounds, count, bytes): (u64, u64, u64)) -> Verdict {
+    let mut lane = world.lane(pair, count * (bytes + 56))?;
+    for round in 0..rounds {
         lane.local.refill(world.dice().next())?;
-        let segments: Vec<_> = (0..8).map(|i| lane.segment(i * 256, (7 - i) * 256, 200)).collect();
+        let segments = crossed(&lane, count, bytes);
         let batches = world.batches(&pair.one, &segments)?;
         for batch in batches {
             lane.apply(Mode::Write, &batch);
@@ -122,9 +148,16 @@ fn after_data(world: &World) -> Verdict {
 
 fn after_read(world: &World) -> Verdict {
     let pair = world.pair()?;
-    let mut lane = world.lane(&pair, 2048)?;
-    for round in 0..12_u64 {
-        let segments: Vec<_> = (0..8).map(|i| lane.segment(i * 256, (7 - i) * 256, 200)).collect();
+    for size in sizes(&pair.one.capabilities()?.limits) {
+        after_read_of(world, &pair, size)?;
+    }
+    Ok(())
+}
+
+fn after_read_of(world: &World, pair: &Pair, (rounds, count, bytes): (u64, u64, u64)) -> Verdict {
+    let mut lane = world.lane(pair, count * (bytes + 56))?;
+    for round in 0..rounds {
+        let segments = crossed(&lane, count, bytes);
         for batch in world.batches(&pair.one, &segments)? {
             lane.apply(Mode::Read, &batch);
             let note = world.note(&pair.one.capabilities()?, round);
@@ -244,23 +277,30 @@ fn bare(world: &World) -> Verdict {
 
 fn lengths(world: &World) -> Verdict {
     let pair = world.pair()?;
+    let mut lane = world.lane(&pair, 64)?;
     let limit = pair.one.capabilities()?.limits.max_notification_bytes as usize;
-    for length in [0, 1, limit / 2, limit.saturating_sub(1), limit] {
-        let note = world.dice().bytes(length);
-        let heard = pair.other.notes().len();
-        let id = world.post(&pair.one, pair.at_one, Mode::Write, &[], Some(&note))?;
-        world.done(&pair.one, &[id])?;
-        let both = [&pair.one, &pair.other];
-        let what = format!("a notification of {length} bytes");
-        world.wait(&both, &what, || Ok(pair.other.notes().len() > heard))?;
-        let bytes = pair.other.notes().pop().map(|(_, bytes)| bytes).unwrap_or_default();
-        ensure!(
-            bytes == note,
-            "a notification of {length} bytes (the limit is {limit}) arrived as other {} bytes",
-            bytes.len()
-        );
+    let beside = modes(&lane)?.into_iter().map(|mode| (mode, true));
+    for (mode, data) in [(Mode::Write, false)].into_iter().chain(beside) {
+        for length in [0, 1, limit / 2, limit.saturating_sub(1), limit] {
+            let note = world.dice().bytes(length);
+            let heard = pair.other.notes().len();
+            let segments = if data { vec![lane.segment(3, 5, 40)] } else { Vec::new() };
+            let id = world.post(&pair.one, pair.at_one, mode, &segments, Some(&note))?;
+            lane.apply(mode, &segments);
+            world.done(&pair.one, &[id])?;
+            let both = [&pair.one, &pair.other];
+            let with = if data { format!("beside a {mode}") } else { "alone".into() };
+            let what = format!("a notification of {length} bytes {with}");
+            world.wait(&both, &what, || Ok(pair.other.notes().len() > heard))?;
+            let bytes = pair.other.notes().pop().map(|(_, bytes)| bytes).unwrap_or_default();
+            ensure!(
+                bytes == note,
+                "a notification of {length} bytes {with} (the limit is {limit}) arrived as other {} bytes",
+                bytes.len()
+            );
+        }
     }
-    Ok(())
+    lane.check("after notifications of every length")
 }
 
 fn oversize(world: &World) -> Verdict {

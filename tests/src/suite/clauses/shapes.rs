@@ -3,14 +3,19 @@
 use kvx_core::transfer::Mode;
 
 use super::Group;
+use super::offsets::offsets;
+use super::regions::{many_regions, neighbours};
 use crate::suite::clause::{
-    Clause, Point, Verdict, bounded_batches, bounded_segments, ensure, large_segments,
+    Clause, Point, Verdict, bounded_batches, bounded_segments, ensure, huge_memory, large_segments,
     limits_differ, notes,
 };
 use crate::suite::lane::Lane;
 use crate::suite::world::World;
 
 const MIB: u64 = 1 << 20;
+
+/// Bytes of the longest segment that is tried.
+const LONG: u64 = 8 * MIB + 3;
 
 pub(crate) const GROUP: Group = Group {
     title: "Shapes of transfers",
@@ -20,7 +25,7 @@ pub(crate) const GROUP: Group = Group {
             "shape.alignment",
             Point::Visible,
             "Any offset and any size will do: one byte, odd ones, and those at the edges of pages.",
-            &["offsets_aligned_down", "last_byte_missing"],
+            &["offsets_aligned_down", "last_byte_missing", "page_begins_a_byte_early"],
             alignment,
         ),
         Clause::new(
@@ -47,14 +52,38 @@ pub(crate) const GROUP: Group = Group {
             scattered,
         ),
         Clause::new(
+            "shape.many_regions",
+            Point::Visible,
+            "A batch may name as many different regions of both sides as it has segments, all of them for the first time.",
+            &["third_region_dropped", "seventeenth_region_lost"],
+            many_regions,
+        ),
+        Clause::new(
+            "shape.neighbours",
+            Point::Visible,
+            "Segments that touch each other on this side only, on the peer's only, or on both, each go where they say.",
+            &["merged_where_local_touches", "merged_where_remote_touches", "merged_in_threes"],
+            neighbours,
+        ),
+        Clause::new(
             "shape.large",
             Point::Visible,
             "A transfer of megabytes brings every byte, in a region larger than what one registration of a network card may \
              hold, and across the places where such a region is split (known failure 101: Mooncake#640).",
-            &["wraps_at_a_mebibyte"],
+            &["wraps_at_a_mebibyte", "cut_at_four_mebibytes"],
             large,
         )
         .needs(&[large_segments]),
+        Clause::new(
+            "shape.offsets",
+            Point::Visible,
+            "Offsets are of 64 bits: beyond 16 MiB, 2 GiB and 4 GiB a transfer reaches the bytes that it names, and none at \
+             the place to which a shorter offset would wrap.",
+            &["offsets_of_24_bits", "offsets_of_32_bits", "local_offsets_of_32_bits"],
+            offsets,
+        )
+        .needs(&[huge_memory])
+        .once(),
         Clause::new(
             "shape.unequal_limits",
             Point::Claims,
@@ -79,11 +108,20 @@ fn alignment(world: &World) -> Verdict {
     let mut lane = world.lane(&pair, 16 * 1024)?;
     for mode in modes(&lane)? {
         for (index, bytes) in SIZES.into_iter().enumerate() {
-            let local = PLACES[(index + usize::try_from(world.dice().below(8)).unwrap_or(0)) % 8];
-            let remote = PLACES[index % 8];
-            let segment = lane.segment(local, remote, bytes);
-            world.transfer(&mut lane, mode, &[segment], None)?;
-            lane.check(&format!("{mode} of {bytes} bytes, local offset {local}, remote {remote}"))?;
+            let place =
+                |first: usize| PLACES[first + world.dice().below(8 - first as u64) as usize];
+            // Each size somewhere, and once where neither side begins at nought.
+            for (local, remote) in [(place(0), PLACES[index % 8]), (place(1), place(1))] {
+                match mode {
+                    Mode::Read => lane.remote.refill(world.dice().next())?,
+                    Mode::Write => lane.local.refill(world.dice().next())?,
+                }
+                let segment = lane.segment(local, remote, bytes);
+                world.transfer(&mut lane, mode, &[segment], None)?;
+                lane.check(&format!(
+                    "{mode} of {bytes} bytes, local offset {local}, remote {remote}"
+                ))?;
+            }
         }
     }
     Ok(())
@@ -184,6 +222,18 @@ fn large(world: &World) -> Verdict {
             (1..=3).map(|at| lane.segment(at * MIB - 700, at * MIB - 33, 1400)).collect();
         world.transfer(&mut lane, mode, &edges, None)?;
         lane.check(&format!("{mode} across the boundaries of megabytes"))?;
+    }
+    // Once more with one segment of so many bytes, where the limits allow it.
+    let most = pair.one.capabilities()?.limits.max_segment_bytes;
+    if most < LONG {
+        return Ok(());
+    }
+    let mut lane = world.lane(&pair, LONG)?;
+    for mode in modes(&lane)? {
+        let whole = lane.segment(0, 0, LONG);
+        world.transfer(&mut lane, mode, &[whole], None)?;
+        lane.check(&format!("{mode} of one segment of {LONG} bytes"))?;
+        lane.local.refill(world.dice().next())?;
     }
     Ok(())
 }
