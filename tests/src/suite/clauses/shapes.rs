@@ -108,8 +108,10 @@ fn alignment(world: &World) -> Verdict {
     let mut lane = world.lane(&pair, 16 * 1024)?;
     for mode in modes(&lane)? {
         for (index, bytes) in SIZES.into_iter().enumerate() {
-            let place =
-                |first: usize| PLACES[first + world.dice().below(8 - first as u64) as usize];
+            let place = |first: usize| {
+                let more = world.dice().below(8 - first as u64);
+                PLACES[first + usize::try_from(more).unwrap_or(0)]
+            };
             // Each size somewhere, and once where neither side begins at nought.
             for (local, remote) in [(place(0), PLACES[index % 8]), (place(1), place(1))] {
                 match mode {
