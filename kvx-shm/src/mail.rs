@@ -94,6 +94,9 @@ impl Shared {
         if missing(state) {
             // It was sent before the record was put, so it is in the socket.
             self.hear(state, peer, 0);
+            // The thread that sleeps on the socket must not miss a bell that was heard here: peers ring once for each of its
+            // sleeps.
+            self.wake();
         }
         let sequence = write.sequence;
         match prepare(state, peer, write) {
