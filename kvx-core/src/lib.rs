@@ -13,6 +13,7 @@ pub mod memory;
 pub mod plan;
 pub mod port;
 pub mod registry;
+pub mod slots;
 pub mod transfer;
 pub mod wire;
 

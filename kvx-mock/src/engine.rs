@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvx_core::backend::{Event, Outcome};
 use kvx_core::id::{Incarnation, PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::memory::Region;
+use kvx_core::slots::Slots;
 use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
 
@@ -13,7 +14,6 @@ use crate::error::{closed, killed, stale};
 use crate::net::{ConnectionId, EngineId};
 use crate::preset::Preset;
 use crate::schedule::{Key, Lane};
-use crate::slots::Slots;
 use crate::timing::Nanos;
 
 /// One engine.

@@ -21,7 +21,6 @@ pub mod rule;
 pub mod rules;
 mod schedule;
 pub mod sim;
-mod slots;
 mod step;
 mod timing;
 mod trace;

@@ -8,6 +8,7 @@ use kvx_core::backend::{Event, Outcome};
 use kvx_core::capability::{Capabilities, Ordering, Revoke};
 use kvx_core::id::{Incarnation, PeerId};
 use kvx_core::memory::Region;
+use kvx_core::slots::Slots;
 use kvx_core::{ErrorKind, Result};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -19,7 +20,6 @@ use crate::fault::Flap;
 use crate::preset::Preset;
 use crate::rule::Rules;
 use crate::schedule::{Lane, Schedule};
-use crate::slots::Slots;
 use crate::timing::{Nanos, Span, Timing, nanos};
 use crate::trace::{Entry, Log, What};
 

@@ -29,7 +29,6 @@ linux! {
     mod progress;
     mod record;
     mod segment;
-    mod slots;
     mod state;
     mod sys;
     mod work;

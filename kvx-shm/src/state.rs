@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Instant;
 
+use kvx_core::slots::Slots;
 use kvx_core::Result;
 use kvx_core::backend::{Event, Outcome};
 use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
@@ -22,7 +23,6 @@ use crate::host::Host;
 use crate::link::{Link, Mine};
 use crate::message::Message;
 use crate::segment::Segment;
-use crate::slots::Slots;
 use crate::sys::memfd::Foreign;
 use crate::sys::socket::Inbox;
 use crate::work::{Read, Serve};

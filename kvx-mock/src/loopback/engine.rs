@@ -6,12 +6,12 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Wea
 use kvx_core::Result;
 use kvx_core::id::{Incarnation, PeerId, RegionId, RemoteRegionId};
 use kvx_core::memory::Region;
+use kvx_core::slots::Slots;
 use kvx_core::transfer::{Mode, PostedSegment};
 
 use super::connection::{Connection, End};
 use super::inbox::Inbox;
 use crate::error::{closed, killed, malformed, stale};
-use crate::slots::Slots;
 use crate::step::copy_between;
 
 /// One engine.

@@ -150,7 +150,6 @@ pub(crate) enum End {
 /// A backend's error.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Refusal {
-    #[serde(with = "kind")]
     pub(crate) kind: ErrorKind,
     /// Whether it says that connecting again may help.
     pub(crate) reconnect: bool,
@@ -293,33 +292,6 @@ mod binary {
         fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Vec<u8>, E> {
             Ok(bytes)
         }
-    }
-}
-
-/// A kind of error by its name.
-mod kind {
-    use kvx_core::ErrorKind;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    const ALL: [ErrorKind; 8] = [
-        ErrorKind::Misuse,
-        ErrorKind::Peer,
-        ErrorKind::Fabric,
-        ErrorKind::Resources,
-        ErrorKind::Unsupported,
-        ErrorKind::Config,
-        ErrorKind::Closed,
-        ErrorKind::Internal,
-    ];
-
-    pub(super) fn serialize<S: Serializer>(of: &ErrorKind, to: S) -> Result<S::Ok, S::Error> {
-        of.as_str().serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ErrorKind, D::Error> {
-        let name = String::deserialize(from)?;
-        let known = ALL.into_iter().find(|kind| kind.as_str() == name);
-        known.ok_or_else(|| serde::de::Error::custom(format!("no kind of error is named {name:?}")))
     }
 }
 

@@ -1,10 +1,17 @@
-//! Generation-checked tables: a handle that was given up never reaches what is in its slot now.
+//! Tables for backends: a handle that was given up never reaches what is in its slot now.
+//!
+//! That is point 8 of the [contract](crate::backend). A vendor's backend may keep its peers, regions and keys in these, or
+//! in whatever else holds it.
 
-use kvx_core::id::{PeerId, RegionId, RemoteRegionId};
+use std::fmt;
+
+use crate::id::{PeerId, RegionId, RemoteRegionId};
 
 /// A handle made of a slot and its generation.
-pub(crate) trait Handle: Copy {
+pub trait Handle: Copy {
+    /// The handle of a slot in a generation.
     fn make(slot: u32, generation: u32) -> Self;
+    /// Its slot and generation.
     fn parts(self) -> (u32, u32);
 }
 
@@ -25,7 +32,18 @@ macro_rules! handle {
 handle!(PeerId, RegionId, RemoteRegionId);
 
 /// Values by handle.
-pub(crate) struct Slots<H, T> {
+///
+/// ```
+/// use kvx_core::{id::PeerId, slots::Slots};
+///
+/// let mut peers: Slots<PeerId, &str> = Slots::default();
+/// let first = peers.insert("first").unwrap();
+/// assert_eq!(peers.remove(first), Some("first"));
+/// let second = peers.insert("second").unwrap();
+/// // The same slot, and yet the old handle reaches nothing.
+/// assert_eq!((second.slot(), peers.get(first)), (first.slot(), None));
+/// ```
+pub struct Slots<H, T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
     /// Slots that are not used again.
@@ -44,9 +62,15 @@ impl<H, T> Default for Slots<H, T> {
     }
 }
 
+impl<H, T> fmt::Debug for Slots<H, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slots").field("slots", &self.slots.len()).finish_non_exhaustive()
+    }
+}
+
 impl<H: Handle, T> Slots<H, T> {
     /// Puts a value in a free slot. `None` when there are as many as can be named.
-    pub(crate) fn insert(&mut self, value: T) -> Option<H> {
+    pub fn insert(&mut self, value: T) -> Option<H> {
         if let Some(slot) = self.free.pop() {
             let entry = self.slots.get_mut(slot as usize)?;
             entry.value = Some(value);
@@ -58,24 +82,33 @@ impl<H: Handle, T> Slots<H, T> {
     }
 
     /// How many there are.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub const fn len(&self) -> usize {
         self.slots.len() - self.free.len() - self.retired
     }
 
-    pub(crate) fn get(&self, handle: H) -> Option<&T> {
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The value of a handle, unless that is stale or unknown.
+    pub fn get(&self, handle: H) -> Option<&T> {
         let (slot, generation) = handle.parts();
         let entry = self.slots.get(slot as usize)?;
         entry.value.as_ref().filter(|_| entry.generation == generation)
     }
 
-    pub(crate) fn get_mut(&mut self, handle: H) -> Option<&mut T> {
+    /// As [`get`](Self::get).
+    pub fn get_mut(&mut self, handle: H) -> Option<&mut T> {
         let (slot, generation) = handle.parts();
         let entry = self.slots.get_mut(slot as usize)?;
         entry.value.as_mut().filter(|_| entry.generation == generation)
     }
 
     /// Takes a value out and makes its handle stale. A slot whose generations are used up is not used again.
-    pub(crate) fn remove(&mut self, handle: H) -> Option<T> {
+    pub fn remove(&mut self, handle: H) -> Option<T> {
         let (slot, generation) = handle.parts();
         let entry = self.slots.get_mut(slot as usize).filter(|e| e.generation == generation)?;
         let value = entry.value.take()?;
@@ -89,13 +122,13 @@ impl<H: Handle, T> Slots<H, T> {
     }
 
     /// Takes everything out.
-    pub(crate) fn drain(&mut self) -> Vec<T> {
+    pub fn drain(&mut self) -> Vec<T> {
         let handles: Vec<H> = self.handles().collect();
         handles.into_iter().filter_map(|handle| self.remove(handle)).collect()
     }
 
     /// The handles of all values, by slot.
-    pub(crate) fn handles(&self) -> impl Iterator<Item = H> + '_ {
+    pub fn handles(&self) -> impl Iterator<Item = H> + '_ {
         (0u32..)
             .zip(&self.slots)
             .filter(|(_, entry)| entry.value.is_some())
