@@ -51,6 +51,8 @@ fn both_modes_and_both_kinds_of_region_are_measured_and_verified() {
             assert_eq!(report["bytes"], 13 * 64 * 32 * 1024, "{report}");
             assert_eq!(report["mode"], mode);
             assert_eq!(report["region"], region);
+            let route = if region == "shared" { "mapped" } else { "process_vm" };
+            assert_eq!(report["route"], route, "{report}");
             assert!(report["transport"].as_str().unwrap().starts_with("shm"), "{report}");
         }
     }

@@ -194,7 +194,11 @@ pub enum Event {
 #[non_exhaustive]
 pub enum Outcome {
     /// All its data is where it belongs, and visible there.
-    Done,
+    Done {
+        /// By which of the backend's ways its bytes went, where it has several and knows: a name, or several names in
+        /// alphabetical order with `+` between them. Ways that depend on the peer alone are in [`PeerInfo`].
+        route: Option<&'static str>,
+    },
     /// It was cancelled: any part of the data may have been moved.
     Cancelled,
     /// It failed: any part of the data may have been moved.
@@ -202,10 +206,16 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Done, by the only way that there is.
+    #[must_use]
+    pub const fn done() -> Self {
+        Self::Done { route: None }
+    }
+
     /// Whether all data arrived.
     #[must_use]
     pub const fn is_done(&self) -> bool {
-        matches!(self, Self::Done)
+        matches!(self, Self::Done { .. })
     }
 }
 

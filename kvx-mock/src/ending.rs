@@ -140,7 +140,7 @@ impl Net {
         };
         let outcome = match std::mem::replace(&mut transfer.stage, Stage::Room) {
             // What this side cannot have heard, it does not report as done.
-            Stage::Over(Outcome::Done) if !known => ended(reason),
+            Stage::Over(Outcome::Done { .. }) if !known => ended(reason),
             Stage::Over(outcome) => outcome,
             Stage::Data | Stage::Room => ended(reason),
         };

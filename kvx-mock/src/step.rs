@@ -157,7 +157,7 @@ impl Net {
             }
             self.set_out(lane, number, receiver.is_some());
         }
-        self.conclude(lane, number, Outcome::Done);
+        self.conclude(lane, number, Outcome::done());
     }
 
     /// The engine that a notification of this lane would reach, if it is there and still knows this one.

@@ -164,7 +164,7 @@ pub enum How {
 impl From<&Outcome> for How {
     fn from(outcome: &Outcome) -> Self {
         match outcome {
-            Outcome::Done => Self::Done,
+            Outcome::Done { .. } => Self::Done,
             Outcome::Cancelled => Self::Cancelled,
             _ => Self::Failed,
         }

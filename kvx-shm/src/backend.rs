@@ -120,11 +120,9 @@ impl TransferBackend for ShmBackend {
         let state = self.shared.lock();
         let known = state.peer("peer_info", peer)?;
         let info = PeerInfo::new(BACKEND);
-        Ok(match known.used {
-            (false, false) => info,
-            (true, false) => info.with_device("mapped"),
-            (false, true) => info.with_device("process_vm"),
-            (true, true) => info.with_device("mapped+process_vm"),
+        Ok(match known.used.name() {
+            None => info,
+            Some(route) => info.with_device(route),
         })
     }
 

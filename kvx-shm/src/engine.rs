@@ -438,7 +438,7 @@ impl Shared {
             link.ring_bell();
         }
         for id in settled {
-            state.settle(id, Outcome::Done);
+            state.settle(id, Outcome::done());
         }
         self.signal(state);
     }

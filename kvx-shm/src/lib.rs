@@ -28,6 +28,7 @@ linux! {
     mod probe;
     mod progress;
     mod record;
+    mod route;
     mod segment;
     mod state;
     mod sys;

@@ -56,6 +56,9 @@ impl Shared {
                 }
                 Some(Record::Reply { sequence, reply }) => {
                     if let Some(id) = known.writes.remove(&sequence) {
+                        if let Reply::Done(route) = reply {
+                            state.went(id, route);
+                        }
                         state.settle(id, outcome(reply, peer));
                         self.signal(state);
                         state.kick(peer);
@@ -122,7 +125,7 @@ pub(crate) fn inside(memory: &Foreign, base: u64, bytes: u64) -> bool {
 
 fn outcome(reply: Reply, peer: PeerId) -> Outcome {
     let error = match reply {
-        Reply::Done => return Outcome::Done,
+        Reply::Done(_) => return Outcome::done(),
         Reply::Cancelled => return Outcome::Cancelled,
         Reply::NoRegion => refused("transfer", "the peer has no such region (any more)"),
         Reply::Outside => refused("transfer", "the peer says that a segment is outside its region"),

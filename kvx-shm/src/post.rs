@@ -13,6 +13,7 @@ use crate::engine::Shared;
 use crate::error::{closed, down, misuse, over, stale};
 use crate::probe::{BATCH, IN_FLIGHT, NOTIFICATION};
 use crate::record::{self, Part, Source, Write};
+use crate::route::Route;
 use crate::segment::Segment;
 use crate::state::{Flight, Imported, Phase, Registered, State};
 use crate::work::{Read, Run, Target};
@@ -53,6 +54,7 @@ impl Shared {
             hold: Vec::new(),
             segments: Vec::new(),
             sequence: None,
+            route: Route::default(),
         };
         state.flights.insert(id, flight);
         if let Some(known) = state.peers.get_mut(peer) {

@@ -3,6 +3,7 @@
 //! Whole words, the first of which says length and kind. Everything is checked again by whoever reads it.
 
 use crate::bytes::{Reader, Writer};
+use crate::route::Route;
 
 /// Records begin and end at multiples of this.
 pub(crate) const ALIGN: usize = 8;
@@ -77,7 +78,8 @@ pub(crate) struct Write {
 /// What became of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    Done,
+    /// All is there, and by these ways.
+    Done(Route),
     Cancelled,
     /// A region is not registered (any more), or the key is wrong.
     NoRegion,
@@ -130,7 +132,7 @@ pub(crate) fn note(payload: &[u8]) -> Vec<u8> {
 pub(crate) fn reply(sequence: u64, reply: Reply) -> Vec<u8> {
     let mut to = begin(sequence);
     let (status, code) = match reply {
-        Reply::Done => (0, 0),
+        Reply::Done(route) => (0, route.word()),
         Reply::Cancelled => (1, 0),
         Reply::NoRegion => (2, 0),
         Reply::Outside => (3, 0),
@@ -170,7 +172,7 @@ impl Record {
             REPLY => {
                 let (status, code) = (from.u32()?, from.u32()?);
                 let reply = match status {
-                    0 => Reply::Done,
+                    0 => Reply::Done(Route::from_word(code)?),
                     1 => Reply::Cancelled,
                     2 => Reply::NoRegion,
                     3 => Reply::Outside,
@@ -248,7 +250,8 @@ mod tests {
             }
         }
         assert_eq!(Record::decode(&note(b"abc")), Some(Record::Note(b"abc".to_vec())));
-        for one in [Reply::Done, Reply::Outside, Reply::Kernel(14), Reply::Kernel(-1)] {
+        let ways = (0..4).filter_map(Route::from_word).map(Reply::Done);
+        for one in ways.chain([Reply::Outside, Reply::Kernel(14), Reply::Kernel(-1)]) {
             let bytes = reply(9, one);
             assert_eq!(Record::decode(&bytes), Some(Record::Reply { sequence: 9, reply: one }));
         }
@@ -263,6 +266,10 @@ mod tests {
             assert_eq!(Record::decode(&lying), None, "at {at}");
         }
         bytes[4] = 99;
+        assert_eq!(Record::decode(&bytes), None);
+        let mut bytes = reply(9, Reply::Done(Route::default()));
+        // A way that there is not.
+        bytes[20] = 4;
         assert_eq!(Record::decode(&bytes), None);
     }
 }

@@ -22,6 +22,7 @@ use crate::error::stale;
 use crate::host::Host;
 use crate::link::{Link, Mine};
 use crate::message::Message;
+use crate::route::Route;
 use crate::segment::Segment;
 use crate::sys::memfd::Foreign;
 use crate::sys::socket::Inbox;
@@ -170,8 +171,8 @@ pub(crate) struct Peer {
     pub(crate) note_bytes: usize,
     /// Its ring is left alone until some of them are.
     pub(crate) stalled: bool,
-    /// Which kinds of the peer's memory transfers have used: mapped, and through the kernel.
-    pub(crate) used: (bool, bool),
+    /// By which ways the bytes of this side's transfers have gone.
+    pub(crate) used: Route,
 }
 
 /// Connecting: the peer's first message is awaited.
@@ -209,6 +210,8 @@ pub(crate) struct Flight {
     pub(crate) segments: Vec<u64>,
     /// Of a write.
     pub(crate) sequence: Option<u64>,
+    /// By which ways its bytes went, once they did.
+    pub(crate) route: Route,
 }
 
 impl State {
@@ -258,12 +261,25 @@ impl State {
         }
     }
 
-    /// A transfer is over, if it was not.
+    /// A transfer's bytes have been copied, by these ways.
+    pub(crate) fn went(&mut self, id: TransferId, route: Route) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        flight.route = route;
+        if let Some(known) = self.peers.get_mut(flight.peer) {
+            known.used = known.used | route;
+        }
+    }
+
+    /// A transfer is over, if it was not. One that is done says by which ways its bytes [went](Self::went).
     pub(crate) fn settle(&mut self, id: TransferId, outcome: Outcome) {
         let Some(flight) = self.flights.get_mut(&id).filter(|flight| !flight.over) else { return };
         flight.over = true;
         // Before anybody is told: then the memory is its owner's again.
         flight.hold.clear();
+        let outcome = match outcome {
+            Outcome::Done { .. } => Outcome::Done { route: flight.route.name() },
+            other => other,
+        };
         let segments = std::mem::take(&mut flight.segments);
         segments.into_iter().for_each(|number| self.uses_no_more(number));
         self.events.push_back(Event::Settled { id, outcome });
@@ -316,7 +332,7 @@ impl Peer {
             notes: 0,
             note_bytes: 0,
             stalled: false,
-            used: (false, false),
+            used: Route::default(),
         }
     }
 

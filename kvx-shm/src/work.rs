@@ -14,6 +14,7 @@ use crate::error::{down, refused};
 use crate::host::Reach;
 use crate::link::Link;
 use crate::record::{self, Reply};
+use crate::route::Route;
 use crate::state::{Imported, Lanes, Outgoing, Phase, Place, State};
 use crate::sys::copy::copy;
 use crate::sys::vm::Vectors;
@@ -165,19 +166,10 @@ impl Shared {
         match job {
             Job::Read(read) => {
                 let result = run_read(&read, link, scratch);
-                let Read { id, keys, hold, note, stop, .. } = *read;
+                let Read { id, hold, note, stop, .. } = *read;
                 // Let go of before anybody is told.
                 drop(hold);
                 let mut state = self.lock();
-                if let Some(known) = state.peers.get_mut(peer) {
-                    for key in &keys {
-                        match key.place.get() {
-                            Some(Ok(Place::Shared(..))) => known.used.0 = true,
-                            Some(Ok(Place::Process(_))) => known.used.1 = true,
-                            _ => {}
-                        }
-                    }
-                }
                 self.has_read(&mut state, peer, id, result, note, &stop);
                 self.freed(&mut state, peer, Lanes::Reads);
             }
@@ -197,21 +189,24 @@ impl Shared {
         state: &mut State,
         peer: PeerId,
         id: TransferId,
-        result: Result<(), Halt>,
+        result: Result<Route, Halt>,
         note: Option<Vec<u8>>,
         stop: &AtomicBool,
     ) {
+        if let Ok(route) = result {
+            state.went(id, route);
+        }
         let open = state.peers.get(peer).is_some_and(|known| known.phase == Phase::Open);
         let outcome = match (result, note) {
             // What ended the connection settles it.
             (Err(_), _) if !open => return,
-            (Ok(()), Some(note)) if open => {
+            (Ok(_), Some(note)) if open => {
                 self.send(state, peer, record::note(&note), Some(id), None);
                 return;
             }
             // It was not told, so it is not done.
-            (Ok(()), Some(_)) => return,
-            (Ok(()), None) => Outcome::Done,
+            (Ok(_), Some(_)) => return,
+            (Ok(_), None) => Outcome::done(),
             (Err(Halt::Stopped), _) if stop.load(Relaxed) => Outcome::Cancelled,
             (Err(halt), _) => Outcome::Failed(halt.into_error().with_context("peer", peer)),
         };
@@ -224,11 +219,11 @@ impl Shared {
         state: &mut State,
         peer: PeerId,
         sequence: u64,
-        result: Result<(), Halt>,
+        result: Result<Route, Halt>,
         note: Option<Vec<u8>>,
     ) {
         let reply = match result {
-            Ok(()) => Reply::Done,
+            Ok(route) => Reply::Done(route),
             Err(Halt::Stopped) => Reply::Cancelled,
             Err(Halt::Kernel(code)) => Reply::Kernel(code),
             Err(Halt::NoAccess(_)) => Reply::NoAccess,
@@ -239,7 +234,7 @@ impl Shared {
         let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open) else {
             return;
         };
-        if let (Reply::Done, Some(payload)) = (reply, note) {
+        if let (Reply::Done(_), Some(payload)) = (reply, note) {
             known.notes += 1;
             known.note_bytes += payload.len();
             state.events.push_back(Event::Notified { peer, payload });
@@ -298,7 +293,7 @@ fn take(state: &mut State, peer: PeerId, lane: Lanes) -> Option<(Job, Arc<Link>)
     Some((job, link))
 }
 
-fn run_read(read: &Read, link: &Link, scratch: &mut Scratch) -> Result<(), Halt> {
+fn run_read(read: &Read, link: &Link, scratch: &mut Scratch) -> Result<Route, Halt> {
     let mut places = Vec::with_capacity(read.keys.len());
     for key in &read.keys {
         match key.place.get() {
@@ -310,15 +305,19 @@ fn run_read(read: &Read, link: &Link, scratch: &mut Scratch) -> Result<(), Halt>
     run(link, &places, &read.runs, &|| read.stop.load(Relaxed), scratch)?;
     // What was read is the region's only if it was still registered afterwards.
     let registered = |key: &Arc<Imported>| link.regions.has(key.slot, key.generation);
-    if read.keys.iter().all(registered) { Ok(()) } else { Err(Halt::NoRegion) }
+    if !read.keys.iter().all(registered) {
+        return Err(Halt::NoRegion);
+    }
+    Ok(Route::of(&places, &read.runs))
 }
 
-fn run_serve(serve: &Serve, link: &Link, scratch: &mut Scratch) -> Result<(), Halt> {
+fn run_serve(serve: &Serve, link: &Link, scratch: &mut Scratch) -> Result<Route, Halt> {
     if serve.gone {
         return Err(Halt::NoRegion);
     }
     let stop = || link.is_cancelled(serve.sequence);
-    run(link, &serve.places, &serve.runs, &stop, scratch)
+    run(link, &serve.places, &serve.runs, &stop, scratch)?;
+    Ok(Route::of(&serve.places, &serve.runs))
 }
 
 /// Copies all runs, in strides, as long as the connection and `stop` allow it.

@@ -128,7 +128,7 @@ impl State {
             }
             Answer::Done(_) => {
                 if !self.tell(ticket) {
-                    self.settle(ticket, Outcome::Done);
+                    self.settle(ticket, Outcome::done());
                 }
             }
             Answer::Refused(_, why) => {

@@ -61,7 +61,7 @@ fn works(one: &PlainTcp, other: &PlainTcp) {
     let posted = one.submit(TransferId(7), at_one, Mode::Read, &[all], None).unwrap();
     assert_eq!(posted, Submit::Submitted);
     let event = next_event(one);
-    assert!(matches!(event, Event::Settled { outcome: Outcome::Done, .. }), "{event:?}");
+    assert!(matches!(event, Event::Settled { outcome: Outcome::Done { .. }, .. }), "{event:?}");
     let mut read = [0; 8];
     to.read_at(0, &mut read).unwrap();
     assert_eq!(&read, b"is there");
@@ -204,7 +204,7 @@ fn late_answers_to_a_cancelled_transfer_do_not_settle_the_next_of_its_id() {
         one.cancel(id).unwrap();
         assert!(matches!(next_event(&one), Event::Settled { outcome: Outcome::Cancelled, .. }));
         assert_eq!(submit(&segments[..1]), Submit::Submitted);
-        assert!(matches!(next_event(&one), Event::Settled { outcome: Outcome::Done, .. }));
+        assert!(matches!(next_event(&one), Event::Settled { outcome: Outcome::Done { .. }, .. }));
     }
 }
 
@@ -257,7 +257,7 @@ fn a_peer_that_closes_once_it_is_notified_has_answered() {
         assert!(matches!(next_event(&other), Event::Notified { .. }));
         drop(other);
         let event = next_event(&one);
-        assert!(matches!(event, Event::Settled { outcome: Outcome::Done, .. }), "{event:?}");
+        assert!(matches!(event, Event::Settled { outcome: Outcome::Done { .. }, .. }), "{event:?}");
         assert!(matches!(next_event(&one), Event::PeerDown { error: Some(_), .. }));
     }
 }

@@ -1,5 +1,6 @@
 //! What `kvx bench` says.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use kvx_core::transfer::Mode;
@@ -33,6 +34,8 @@ pub(crate) struct Measured {
 pub(crate) struct Report {
     pub(crate) backend: &'static str,
     pub(crate) transport: String,
+    /// By which of the backend's ways the bytes went, where it has several and says so.
+    pub(crate) route: Option<String>,
     /// From the first segment posted until all had settled.
     pub(crate) gbps: Option<Spread>,
     /// The backend's rate over the limit's of the same round: medians.
@@ -137,6 +140,7 @@ impl Report {
         Ok(Self {
             backend: fabric.name(),
             transport: rig.transport()?,
+            route: routes(&measured.rounds),
             ratio: ratios.map(|spread| Some(spread.median)),
             gbps: Spread::of(own),
             ratios,
@@ -204,11 +208,12 @@ impl Report {
         out.line("")?;
         let PerSide { initiator, target } = self.cpu_us_per_request;
         out.line(format!(
-            "{} of {} in {} ({} where blocks are no neighbours)",
+            "{} of {} in {} ({} where blocks are no neighbours){}",
             size::of_many(self.rounds.into(), "round"),
             size::bytes(self.bytes),
             size::of_many(self.segments.merged, "segment"),
-            size::count(self.segments.before)
+            size::count(self.segments.before),
+            self.route.as_ref().map_or_else(String::new, |route| format!(", by {route}"))
         ))?;
         out.line(format!(
             "a request: posted in {:.0} µs, settled in {:.0} µs; {initiator:.0} µs of processor time here, \
@@ -227,6 +232,13 @@ impl Report {
         }
         out.line(if self.verified { "verified" } else { "FAILED: elements are wrong" })
     }
+}
+
+/// The ways of all rounds, each once.
+fn routes(rounds: &[Round]) -> Option<String> {
+    let routes = rounds.iter().flat_map(|round| &round.routes).flat_map(|route| route.split('+'));
+    let routes: BTreeSet<&str> = routes.collect();
+    (!routes.is_empty()).then(|| routes.into_iter().collect::<Vec<_>>().join("+"))
 }
 
 impl<T> Ratios<T> {

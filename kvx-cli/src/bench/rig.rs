@@ -1,5 +1,7 @@
 //! The two engines, the request, and its rounds.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use kvx_core::capability::Limits;
@@ -59,12 +61,14 @@ struct Counting {
 }
 
 /// What one round took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Round {
     /// Until all was posted.
     pub(crate) posted: Duration,
     /// Until all had settled.
     pub(crate) settled: Duration,
+    /// By which of the backend's ways the transfers went, where it says so.
+    pub(crate) routes: BTreeSet<Cow<'static, str>>,
 }
 
 /// Processor time per request, in microseconds.
@@ -249,13 +253,15 @@ impl<'a> Rig<'a> {
                 )?);
             }
             let posted = begun.elapsed();
+            let mut routes = BTreeSet::new();
             for transfer in pending {
-                tokio::time::timeout(PATIENCE, transfer).await.map_err(|_| {
+                let report = tokio::time::timeout(PATIENCE, transfer).await.map_err(|_| {
                     Error::new(ErrorKind::Fabric, "bench", "a transfer did not settle in time")
                         .with_context("seconds", PATIENCE.as_secs())
                 })??;
+                routes.extend(report.route);
             }
-            Ok(Round { posted, settled: begun.elapsed() })
+            Ok(Round { posted, settled: begun.elapsed(), routes })
         })
     }
 

@@ -98,6 +98,7 @@ impl Inner {
                 queued: posted.saturating_duration_since(record.asked),
                 elapsed: settled.saturating_duration_since(posted),
                 transport: transport.unwrap_or_else(|| self.transport(record.peer)),
+                route: record.route,
             }
         });
         let report = report.map_err(|error| match error.backend() {

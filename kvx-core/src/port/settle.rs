@@ -45,7 +45,10 @@ impl State {
             }
         }
         match outcome {
-            Outcome::Done => self.settle(transfer, effects),
+            Outcome::Done { route } => {
+                record.went(route);
+                self.settle(transfer, effects);
+            }
             Outcome::Cancelled => self.fail(transfer, cancelled(), effects),
             Outcome::Failed(error) => self.fail(transfer, error, effects),
         }

@@ -1,6 +1,7 @@
 //! What a port knows, and the transitions of a transfer until it is posted. Nothing here calls a backend, wakes a task or
 //! frees memory: what is to be done without the lock is left in [`Effects`].
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
@@ -76,6 +77,8 @@ pub(super) struct Record {
     pub(super) outstanding: Vec<TransferId>,
     /// The last batch, which carries the notification, held until `outstanding` is empty.
     pub(super) held: Option<Work>,
+    /// By which ways the bytes of the batches that are done went.
+    pub(super) route: Option<Cow<'static, str>>,
     /// The first thing that went wrong.
     pub(super) failure: Option<Error>,
     /// It was given up when all of it was posted or being posted: why it fails if the backend has no room for the rest.
@@ -102,8 +105,23 @@ impl Record {
             unposted: size.batches,
             outstanding: Vec::new(),
             held: None,
+            route: None,
             failure: None,
             given_up: None,
+        }
+    }
+
+    /// A batch is done, and its bytes went this way. Allocates only where another batch of the transfer went another.
+    pub(super) fn went(&mut self, route: Option<&'static str>) {
+        let Some(route) = route else { return };
+        match &mut self.route {
+            None => self.route = Some(Cow::Borrowed(route)),
+            Some(known) if *known == route => {}
+            Some(known) => {
+                let both: BTreeSet<&str> = known.split('+').chain(route.split('+')).collect();
+                let both = both.into_iter().collect::<Vec<_>>().join("+");
+                *known = Cow::Owned(both);
+            }
         }
     }
 }

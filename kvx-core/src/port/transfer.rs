@@ -1,5 +1,6 @@
 //! Transfers: posting them, and the handle that waits.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,18 +37,22 @@ pub struct TransferReport {
     pub elapsed: Duration,
     /// The transport that the connection used, as the fabric calls it. Empty where the peer was gone before it was asked.
     pub transport: Arc<str>,
+    /// By which of the backend's ways the bytes went, where it has several and says so: the names of all that were used, in
+    /// alphabetical order with `+` between them.
+    pub route: Option<Cow<'static, str>>,
 }
 
 impl Serialize for TransferReport {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
-        let mut fields = serializer.serialize_struct("TransferReport", 6)?;
+        let mut fields = serializer.serialize_struct("TransferReport", 7)?;
         fields.serialize_field("bytes", &self.bytes)?;
         fields.serialize_field("segments", &self.segments)?;
         fields.serialize_field("batches", &self.batches)?;
         fields.serialize_field("queued_seconds", &self.queued.as_secs_f64())?;
         fields.serialize_field("elapsed_seconds", &self.elapsed.as_secs_f64())?;
         fields.serialize_field("transport", &*self.transport)?;
+        fields.serialize_field("route", &self.route)?;
         fields.end()
     }
 }

@@ -111,7 +111,7 @@ impl TransferBackend for LoopbackBackend {
                 Err(_) => receiver.inbox.unclaim(),
             }
         }
-        let outcome = copied.map_or_else(Outcome::Failed, |()| Outcome::Done);
+        let outcome = copied.map_or_else(Outcome::Failed, |()| Outcome::done());
         self.engine.inbox.settled(id, outcome, &side.connection, side.end);
         Ok(Submit::Submitted)
     }

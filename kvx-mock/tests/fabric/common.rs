@@ -106,7 +106,7 @@ pub(crate) fn told(backend: &MockBackend) -> Vec<Told> {
             return all;
         }
         all.extend(events.into_iter().map(|event| match event {
-            Event::Settled { id, outcome: Outcome::Done } => Told::Done(id.0),
+            Event::Settled { id, outcome: Outcome::Done { .. } } => Told::Done(id.0),
             Event::Settled { id, outcome: Outcome::Cancelled } => Told::Cancelled(id.0),
             Event::Settled { id, outcome: Outcome::Failed(error) } => {
                 Told::Failed(id.0, error.kind())

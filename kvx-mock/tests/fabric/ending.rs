@@ -231,7 +231,7 @@ fn a_cancelled_transfer_settles_and_is_notified_only_if_its_data_arrived() {
             let arrived = bytes(&target) == [2; 64];
             assert_eq!(notified, arrived, "seed {seed}");
             ways.insert(match ended {
-                Outcome::Done => (true, arrived),
+                Outcome::Done { .. } => (true, arrived),
                 Outcome::Cancelled => (false, arrived),
                 other => panic!("{other:?}"),
             });

@@ -40,7 +40,8 @@ fn everything_has_happened_when_submit_returns() {
     assert_eq!(bytes, expected);
     let one = first.cancel(TransferId(1)).unwrap_err();
     assert_eq!(one.kind(), ErrorKind::Misuse, "it has settled");
-    let [Event::Settled { id: TransferId(1), outcome: Outcome::Done }] = &events(&first)[..] else {
+    let [Event::Settled { id: TransferId(1), outcome: Outcome::Done { .. } }] = &events(&first)[..]
+    else {
         panic!("not done")
     };
     let [Event::Notified { payload, .. }] = &events(&second)[..] else { panic!("not notified") };

@@ -151,7 +151,7 @@ fn deregistering_fails_transfers_in_flight_and_no_access_begins_after_it() {
             let ended = outcome(&first, 1);
             assert_eq!(bytes(&theirs), before, "seed {seed}: moved after deregister");
             match ended {
-                Outcome::Done => assert_eq!(before, [2; 64], "seed {seed}"),
+                Outcome::Done { .. } => assert_eq!(before, [2; 64], "seed {seed}"),
                 other => {
                     assert_eq!(failure(&other), ErrorKind::Misuse);
                     failed += 1;

@@ -165,7 +165,7 @@ impl Saboteur {
                         return;
                     }
                     let outcome =
-                        if outcome.is_done() { Outcome::Done } else { Outcome::Cancelled };
+                        if outcome.is_done() { Outcome::done() } else { Outcome::Cancelled };
                     state.waiting.push_back(Event::Settled { id: *id, outcome });
                 }
             }
@@ -175,7 +175,7 @@ impl Saboteur {
                     && error.to_string().contains("ended this side's access")
                     && state.read_anyway(&segments)
                 {
-                    let outcome = Outcome::Done;
+                    let outcome = Outcome::done();
                     state.waiting.push_back(Event::Settled { id: *id, outcome });
                     return;
                 }
@@ -187,7 +187,7 @@ impl Saboteur {
                 return;
             }
             (Event::Settled { id, outcome: Outcome::Failed(_) }, Fault::FailedCalledDone) => {
-                let outcome = Outcome::Done;
+                let outcome = Outcome::done();
                 state.waiting.push_back(Event::Settled { id: *id, outcome });
                 return;
             }

@@ -79,7 +79,7 @@ fn transfers_leave_nothing_behind() {
             pair.one.poll(&mut events);
             for event in events.drain() {
                 match event {
-                    Event::Settled { outcome: Outcome::Done, .. } => settled += 1,
+                    Event::Settled { outcome: Outcome::Done { .. }, .. } => settled += 1,
                     other => panic!("{other:?}"),
                 }
             }

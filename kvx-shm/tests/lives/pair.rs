@@ -61,7 +61,7 @@ impl Pair {
         wait("a transfer to settle", || {
             self.one.poll(&mut events);
             events.drain().any(|event| match event {
-                Event::Settled { outcome: Outcome::Done, .. } => true,
+                Event::Settled { outcome: Outcome::Done { .. }, .. } => true,
                 other => panic!("{other:?}"),
             })
         });

@@ -169,7 +169,7 @@ pub(crate) fn seen(event: Event) -> Option<Seen> {
         Event::Settled { id, outcome } => Seen::Settled {
             id: id.0,
             end: match outcome {
-                Outcome::Done => End::Done,
+                Outcome::Done { .. } => End::Done,
                 Outcome::Cancelled => End::Cancelled,
                 Outcome::Failed(error) => End::Failed(error.into()),
                 other => {

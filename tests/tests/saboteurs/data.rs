@@ -107,7 +107,7 @@ pub(crate) struct SettledBeforeData {
 impl Sabotage for SettledBeforeData {
     fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
         self.later.hold(at, 3, post.held());
-        self.queue.push(at, settled(post.id, Outcome::Done));
+        self.queue.push(at, settled(post.id, Outcome::done()));
         Ok(Submit::Submitted)
     }
 

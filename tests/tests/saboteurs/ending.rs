@@ -74,7 +74,7 @@ impl Sabotage for Cancels {
             match (self.how, &outcome, held) {
                 (Cancel::NeverSettles, ..) if cancelled => return Vec::new(),
                 (Cancel::CalledDone, Outcome::Cancelled, _) => {
-                    return vec![settled(id, Outcome::Done)];
+                    return vec![settled(id, Outcome::done())];
                 }
                 (Cancel::ThenWritten, Outcome::Cancelled, Some(mut held)) => {
                     held.id = self.own.next();

@@ -21,8 +21,8 @@ pub(crate) struct SettledTwice {
 impl Sabotage for SettledTwice {
     fn poll(&self, at: &At, events: &mut Events) {
         self.queue.give(at, events, |event| match event {
-            Event::Settled { id, outcome: Outcome::Done } => {
-                vec![settled(id, Outcome::Done), settled(id, Outcome::Done)]
+            Event::Settled { id, outcome: Outcome::Done { .. } } => {
+                vec![settled(id, Outcome::done()), settled(id, Outcome::done())]
             }
             other => vec![other],
         });
@@ -262,7 +262,7 @@ impl Sabotage for ToEveryPoller {
         while events.room() > 0
             && let Some(id) = queue.pop_front()
         {
-            events.push(settled(id, Outcome::Done));
+            events.push(settled(id, Outcome::done()));
         }
     }
 }

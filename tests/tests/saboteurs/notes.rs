@@ -176,7 +176,7 @@ impl Sabotage for BareNotDelivered {
         if !post.segments.is_empty() {
             return post.to(at);
         }
-        self.queue.push(at, settled(post.id, Outcome::Done));
+        self.queue.push(at, settled(post.id, Outcome::done()));
         Ok(Submit::Submitted)
     }
 

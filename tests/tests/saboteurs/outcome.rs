@@ -59,7 +59,7 @@ impl Sabotage for LateAnswer {
             return post.to(at);
         }
         lock(&self.answered).insert((at.index, post.id));
-        self.queue.push(at, settled(post.id, Outcome::Done));
+        self.queue.push(at, settled(post.id, Outcome::done()));
         self.later.hold(at, 10, post.held());
         Ok(Submit::Submitted)
     }
@@ -89,7 +89,7 @@ impl Sabotage for ClosingFails {
     fn poll(&self, at: &At, events: &mut Events) {
         let closed = self.closed.load(SeqCst);
         self.queue.give(at, events, |event| match event {
-            Event::Settled { id, outcome: Outcome::Done } if closed => {
+            Event::Settled { id, outcome: Outcome::Done { .. } } if closed => {
                 vec![settled(id, Outcome::Failed(Error::peer("transfer", "the peer is gone")))]
             }
             other => vec![other],

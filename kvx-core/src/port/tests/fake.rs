@@ -127,7 +127,7 @@ impl Fake {
     }
 
     pub(crate) fn done(&self, id: TransferId) {
-        self.settle(id, Outcome::Done);
+        self.settle(id, Outcome::done());
     }
 
     pub(crate) fn fail(&self, id: TransferId) {
@@ -349,7 +349,7 @@ impl TransferBackend for Fake {
         let (segments, notify) = (segments.to_vec(), notify.map(<[u8]>::to_vec));
         inside.posts.push(Post { id, peer, mode, segments, notify });
         let outcome = match say {
-            Say::Inline => Outcome::Done,
+            Say::Inline => Outcome::done(),
             Say::InlineFailure => Outcome::Failed(broken()),
             _ => {
                 inside.in_flight.insert(id, peer);

@@ -180,7 +180,7 @@ proptest! {
             }
             failed |= failing == Some(settled);
             let outcome =
-                if failing == Some(settled) { Outcome::Cancelled } else { Outcome::Done };
+                if failing == Some(settled) { Outcome::Cancelled } else { Outcome::done() };
             setup.fake.settle(id, outcome);
             settled += 1;
             setup.port.poll();

@@ -58,7 +58,7 @@ fn one_failed_transfer_does_not_lose_others() {
     let mut transfers: Vec<_> = (0..3).map(|_| setup.write(&segments(1), None)).collect();
     let held = setup.fake.held();
     // A settled event of nobody's, too.
-    setup.fake.event(Event::Settled { id: TransferId(u64::MAX), outcome: Outcome::Done });
+    setup.fake.event(Event::Settled { id: TransferId(u64::MAX), outcome: Outcome::done() });
     setup.fake.fail(held[1]);
     setup.port.poll();
     assert!(transfers[1].try_result().unwrap().is_err());
@@ -74,7 +74,7 @@ fn an_outcome_said_twice_is_taken_once() {
     let mut transfer = setup.write(&segments(2), None);
     let held = setup.fake.held();
     for _ in 0..3 {
-        setup.fake.event(Event::Settled { id: held[0], outcome: Outcome::Done });
+        setup.fake.event(Event::Settled { id: held[0], outcome: Outcome::done() });
     }
     assert!(transfer.try_result().is_none(), "the other is in flight");
     setup.fake.done(held[1]);
@@ -219,4 +219,26 @@ fn one_peers_end_is_not_anothers() {
     assert!(here.try_result().unwrap().is_ok());
     let (all, one) = (setup.port.stats(), setup.port.peer_stats(setup.peer).unwrap());
     assert_eq!((all.done, all.failed, one.done, one.failed), (1, 1, 1, 0));
+}
+
+/// What the batches say of their ways is in the report, each way once.
+#[test]
+fn a_report_names_the_ways_of_all_batches() {
+    for (said, route) in [
+        ([None; 3], None),
+        ([Some("mapped"); 3], Some("mapped")),
+        ([None, Some("mapped"), None], Some("mapped")),
+        ([Some("process_vm"), Some("mapped"), Some("process_vm")], Some("mapped+process_vm")),
+        ([Some("a+c"), Some("a"), Some("b+c")], Some("a+b+c")),
+    ] {
+        let setup = Setup::one_by_one(3);
+        let mut transfer = setup.write(&segments(3), None);
+        for (id, route) in setup.fake.held().into_iter().zip(said) {
+            setup.fake.settle(id, Outcome::Done { route });
+        }
+        let report = transfer.try_result().unwrap().unwrap();
+        assert_eq!(report.route.as_deref(), route);
+        let document = serde_json::to_value(&report).unwrap();
+        assert_eq!(document["route"].as_str(), route, "{document}");
+    }
 }

@@ -34,7 +34,7 @@ fn posting_polling_and_severing_at_once() {
                 let id = held[round * 31 % held.len()];
                 // It may have been ended with its peer just now.
                 if setup.fake.lock().in_flight.remove(&id).is_some() {
-                    let outcome = crate::backend::Outcome::Done;
+                    let outcome = crate::backend::Outcome::done();
                     setup.fake.event(crate::backend::Event::Settled { id, outcome });
                     setup.fake.notify(setup.peer, b"echo");
                 }
