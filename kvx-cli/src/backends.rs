@@ -61,6 +61,7 @@ fn print(
                     let remedy = remedy.as_deref().map(|remedy| format!("; {remedy}"));
                     ("unavailable", reason.clone() + &remedy.unwrap_or_default())
                 }
+                Probe::BadOptions { reason, .. } => ("wrong options", reason.clone()),
                 _ => ("unknown", String::new()),
             };
             table.add_row([entry.name.to_owned(), state.to_owned(), found]);

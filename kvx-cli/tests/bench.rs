@@ -1,15 +1,14 @@
 //! Measuring a backend between two processes.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::{command, json};
+use crate::common::{command, json, kvx};
 
 /// Small enough for a test.
-const SMALL: &str = "bench --backend shm --tokens 200 --rounds 3 --small 5";
+const SMALL: &str = "bench --backend shm --tokens 200 --rounds 6 --small 5";
 
 /// Runs a benchmark that must succeed, and checks what any says.
 fn good(arguments: &str) -> Value {
@@ -90,7 +89,23 @@ fn another_program_is_compared_and_curves_are_drawn() {
 }
 
 #[test]
+fn too_few_rounds_have_no_interval() {
+    let few = "bench --backend shm --tokens 20 --rounds 5 --small 2";
+    let report = json(few, 0);
+    assert!(report["gbps"]["interval"].is_null() && report["gbps"]["median"].is_f64(), "{report}");
+    assert!(report["ratios"]["memcpy"]["interval"].is_null(), "{report}");
+    assert_eq!(report["rounds_for_interval"], 6, "{report}");
+    let run = kvx(few);
+    assert!(run.stdout.contains("an interval needs --rounds 6 or more"), "{}", run.stdout);
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
+    let run = kvx("bench --backend shm,nonsense=1");
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("unknown option \"nonsense\""), "{run:?}");
+    assert_eq!(run.stderr.matches("backend shm").count(), 1, "{run:?}");
+    assert!(!run.stderr.contains("named_by"), "{run:?}");
     let error = json("bench --backend mock", 3);
     assert!(error["error"]["message"].as_str().unwrap().contains("one process"), "{error}");
     let error = json(&format!("{SMALL} --peer-command false"), 2);
@@ -107,60 +122,4 @@ fn what_cannot_be_measured_is_refused() {
     }
     json("bench --rounds 0", 2);
     json("bench --producer layout=sideways", 2);
-}
-
-/// Processes that this one has started.
-fn children(process: u32) -> Vec<u32> {
-    let path = format!("/proc/{process}/task/{process}/children");
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
-}
-
-fn is_alive(process: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // One that has ended and was not waited for yet is a zombie.
-    !stat.is_empty() && !stat.contains(") Z ")
-}
-
-fn kill(process: u32) {
-    let killed = Command::new("kill").args(["-9", &process.to_string()]).status().unwrap();
-    assert!(killed.success());
-}
-
-fn within(limit: Duration, what: &str, holds: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < limit, "{what} took longer than {limit:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Known failures of peers: a killed engine leaves the other waiting for ever, or processes and memory behind.
-#[test]
-fn when_either_process_is_killed_the_other_ends_and_says_why() {
-    for kills_the_first in [false, true] {
-        let mut first = command("demo --backend shm --requests 3000 --max-tokens 2000")
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        within(Duration::from_secs(20), "the second process", || children(first.id()).len() == 1);
-        let second = children(first.id())[0];
-        // Into the middle of the work.
-        std::thread::sleep(Duration::from_millis(1500));
-        assert!(first.try_wait().unwrap().is_none(), "the demo ended early");
-        if kills_the_first {
-            kill(first.id());
-            within(Duration::from_secs(5), "the end of the second process", || !is_alive(second));
-            first.wait().unwrap();
-        } else {
-            kill(second);
-            let begun = Instant::now();
-            let output = first.wait_with_output().unwrap();
-            assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-            assert_eq!(output.status.code(), Some(1));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(said.contains("error: ") && !is_alive(second), "{said}");
-        }
-    }
 }

@@ -65,6 +65,7 @@ fn what_is_printed_has_all_that_others_read() {
     assert_eq!(report["transport"], transport);
     assert_eq!(report["in_process"], backend == "mock");
     assert_eq!(report["mode"], "read");
+    assert_eq!(report["initiator"], "consumer");
     assert_eq!(report["seed"], 0);
     assert_eq!(report["model"], "llama-3.1-8b");
     assert_eq!(report["producer"], "tp=2,layout=flash-attention-hnd,block=16");
@@ -87,6 +88,7 @@ fn people_are_told_the_same() {
         } else {
             "backend   mock (in-process): no fabric backend is built in"
         },
+        "transfers are started by the consumer, which reads",
         "verified",
         "the consumer held",
     ] {
@@ -124,6 +126,7 @@ fn shapes_of_all_sorts_are_moved_in_both_modes() {
             let shapes = format!("--producer {producer} --consumer {consumer} --mode {mode}");
             let report = good(&format!("{SMALL} {shapes}"));
             assert_eq!(report["mode"], mode);
+            assert_eq!(report["initiator"], if mode == "read" { "consumer" } else { "producer" });
             assert!(number(&report, "notifications") >= 6, "{report}");
         }
     }
@@ -302,7 +305,9 @@ fn what_cannot_be_has_its_exit_code() {
     for (arguments, code, says) in [
         ("--backend ucx", 3, "--backend: backend ucx is not built in; built in: mock"),
         ("--backend ,preset=efa", 2, "names no backend"),
-        ("--backend mock,preset=nothing", 3, "preset"),
+        ("--backend mock,preset=nothing", 2, "no preset is named \"nothing\""),
+        ("--backend mock,nonsense=1", 2, "unknown option \"nonsense\""),
+        ("--backend mock,nonsense", 2, "\"nonsense\" is not name=value"),
         ("--requests 0", 2, "'--requests <REQUESTS>': give 1 to 1000000; see kvx demo --help"),
         ("--max-tokens 0", 2, "'--max-tokens <N>': give 1 or more; see kvx demo --help"),
         ("--speed 0", 2, "--speed"),

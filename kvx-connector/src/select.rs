@@ -24,7 +24,8 @@ pub use policy::Policy;
 ///
 /// # Errors
 ///
-/// - [`ErrorKind::Config`]: no backend of this program has the name that was given, or there are options but no name.
+/// - [`ErrorKind::Config`]: no backend of this program has the name that was given, or there are options but no name, or
+///   they are wrong.
 /// - [`ErrorKind::Unsupported`]: the named backend cannot be used, with its probe's reason and remedy; or none can, with
 ///   what speaks against each.
 /// - As for [`backends`](crate::backends).
@@ -101,10 +102,12 @@ fn choose_named(
     reason: Reason,
 ) -> Result<Choice> {
     let Some(registration) = all.iter().find(|one| one.name == name).copied() else {
-        return Err(Error::config("choose", format!("no backend is named {name:?}"))
-            .with_context("named_by", namer(reason))
-            .with_context("registered", list(all.iter().map(|one| one.name)))
-            .with_remedy("name a registered one, or build with the feature that brings it"));
+        return Err(named_by(
+            Error::config("choose", format!("no backend is named {name:?}")),
+            reason,
+        )
+        .with_context("registered", list(all.iter().map(|one| one.name)))
+        .with_remedy("name a registered one, or build with the feature that brings it"));
     };
     match admit(registration, policy, peer).and_then(|()| probe(registration, &policy.options)) {
         Ok(detail) => {
@@ -121,11 +124,11 @@ fn choose_named(
     }
 }
 
-/// Who named a backend.
-const fn namer(reason: Reason) -> &'static str {
+/// Says who named a backend, where that may not be known: a program knows what it named itself.
+fn named_by(error: Error, reason: Reason) -> Error {
     match reason {
-        Reason::Environment => policy::NAME,
-        _ => "the program",
+        Reason::Environment => error.with_context("named_by", policy::NAME),
+        _ => error,
     }
 }
 
@@ -137,23 +140,24 @@ fn refusal(
     policy: &Policy,
     peer: Option<&[&str]>,
 ) -> Error {
-    let error = |message: String| {
-        Error::unsupported("choose", message)
-            .with_backend(name)
-            .with_context("named_by", namer(named))
+    // The error names the backend.
+    let error =
+        |message: String| named_by(Error::unsupported("choose", message).with_backend(name), named);
+    let advised = |error: Error, remedy| match remedy {
+        Some(remedy) => error.with_remedy(remedy),
+        None => error,
     };
     match verdict {
         Verdict::Unavailable { reason, remedy } => {
-            let error = error(format!("{name} cannot be used here: {reason}"));
-            match remedy {
-                Some(remedy) => error.with_remedy(remedy),
-                None => error,
-            }
+            advised(error(format!("it cannot be used here: {reason}")), remedy)
         }
-        Verdict::NotAllowed => error(format!("{name} was asked for, but the policy forbids it"))
+        Verdict::BadOptions { reason, remedy } => {
+            advised(error(reason).with_kind(ErrorKind::Config), remedy)
+        }
+        Verdict::NotAllowed => error("it was asked for, but the policy forbids it".into())
             .with_context("allowed", list(policy.allow.iter().flatten()))
             .with_remedy("allow it, or name another"),
-        _ => error(format!("{name} was asked for, but the peer does not have it"))
+        _ => error("it was asked for, but the peer does not have it".into())
             .with_context("peer", list(peer.unwrap_or_default()))
             .with_remedy("start the peer with this backend, or name one that it has"),
     }
@@ -215,6 +219,7 @@ fn probe(one: &Registration, options: &BackendConfig) -> Result<String, Verdict>
     match (one.probe)(options) {
         Probe::Available { detail, .. } => Ok(detail),
         Probe::Unavailable { reason, remedy } => Err(Verdict::Unavailable { reason, remedy }),
+        Probe::BadOptions { reason, remedy } => Err(Verdict::BadOptions { reason, remedy }),
         _ => Err(Verdict::Unavailable { reason: "its probe is inconclusive".into(), remedy: None }),
     }
 }

@@ -64,6 +64,14 @@ pub enum Probe {
         /// What it would be able to do.
         capabilities: Box<crate::capability::Capabilities>,
     },
+    /// It was not looked for, because its options are wrong. Opening it with them is an
+    /// [`ErrorKind::Config`] error.
+    BadOptions {
+        /// What is wrong with them.
+        reason: String,
+        /// What to write instead.
+        remedy: Option<String>,
+    },
     /// It cannot.
     Unavailable {
         /// Why.
@@ -71,6 +79,21 @@ pub enum Probe {
         /// What to install or change.
         remedy: Option<String>,
     },
+}
+
+impl Probe {
+    /// Options are wrong, as `error` says. `remedy` is what to write instead, where the error does not say so itself.
+    #[must_use]
+    pub fn bad_options(error: &Error, remedy: impl Into<String>) -> Self {
+        let mut reason = error.message().to_owned();
+        let facts: Vec<_> =
+            error.context().iter().map(|(name, value)| format!("{name}={value}")).collect();
+        if !facts.is_empty() {
+            reason.push_str(&format!(" ({})", facts.join(", ")));
+        }
+        let remedy = error.remedy().map_or_else(|| remedy.into(), ToOwned::to_owned);
+        Self::BadOptions { reason, remedy: Some(remedy) }
+    }
 }
 
 /// What `register_backend!` submits.

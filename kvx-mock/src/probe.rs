@@ -16,9 +16,9 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
             },
             capabilities: Box::new(kind.capabilities()),
         },
-        Err(error) => Probe::Unavailable {
-            reason: error.to_string(),
-            remedy: Some(format!("use seed=NUMBER, preset={}", Kind::names().join("|"))),
-        },
+        Err(error) => Probe::bad_options(
+            &error,
+            format!("use seed=NUMBER, preset={}", Kind::names().join("|")),
+        ),
     }
 }

@@ -4,7 +4,7 @@ use kvx_core::capability::{Capabilities, Ordering, Revoke};
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
 
-use crate::config::Options;
+use crate::config::{Options, Tracer};
 use crate::host::Host;
 use crate::link::CANCELS;
 use crate::sys::memfd::{Own, Pages};
@@ -49,7 +49,7 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
     let options = match Options::read(config) {
         Ok(options) => options,
         Err(error) => {
-            return unavailable(error.to_string(), "see docs/shm.md for the options of this backend");
+            return Probe::bad_options(&error, "docs/shm.md says which options there are, and of what values");
         }
     };
     if let Err(error) = Host::here() {
@@ -70,23 +70,23 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
             "raise the limit on open files (ulimit -n)",
         );
     }
-    let detail = format!("one host; borrowed memory {}; {}", borrowed(&options), huge_pages());
+    let borrowed = borrowed(vm::ptrace_scope(), vm::has_ptrace_capability(), options.ptracer);
+    let detail = format!("one host; borrowed memory {borrowed}; {}", huge_pages());
     Probe::Available { detail, capabilities: Box::new(capabilities(&options)) }
 }
 
-/// What is known about reading other processes' memory before there is a peer.
-fn borrowed(options: &Options) -> &'static str {
-    use crate::config::Tracer;
-    let capable = vm::has_ptrace_capability();
-    match vm::ptrace_scope() {
+/// What is known about reading other processes' memory before there is a peer: by Yama's `ptrace_scope`, whether this process
+/// has `CAP_SYS_PTRACE`, and whom it lets read its own.
+fn borrowed(scope: Option<u32>, capable: bool, ptracer: Tracer) -> &'static str {
+    match scope {
         Some(3) => "cannot be read: kernel.yama.ptrace_scope is 3; allocate with kvx",
         Some(2) if !capable => {
             "cannot be read: kernel.yama.ptrace_scope is 2 and CAP_SYS_PTRACE is missing; allocate with kvx"
         }
-        Some(1) if !capable && options.ptracer == Tracer::None => {
+        Some(1) if !capable && ptracer == Tracer::None => {
             "is not read by others: kernel.yama.ptrace_scope is 1; set ptracer=peer or ptracer=any"
         }
-        Some(1) if !capable && options.ptracer == Tracer::Peer => {
+        Some(1) if !capable && ptracer == Tracer::Peer => {
             "by process_vm_readv, one peer at a time: kernel.yama.ptrace_scope is 1; for several set ptracer=any"
         }
         _ => "by process_vm_readv",
@@ -109,13 +109,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ptrace_scope_is_named_where_it_matters() {
+        for (scope, capable, ptracer, says) in [
+            (None, false, Tracer::Peer, "by process_vm_readv"),
+            (Some(0), false, Tracer::None, "by process_vm_readv"),
+            (Some(1), false, Tracer::None, "is not read by others"),
+            (Some(1), false, Tracer::Peer, "one peer at a time"),
+            (Some(1), false, Tracer::Any, "by process_vm_readv"),
+            (Some(1), true, Tracer::None, "by process_vm_readv"),
+            (Some(2), false, Tracer::Any, "CAP_SYS_PTRACE is missing"),
+            (Some(2), true, Tracer::Any, "by process_vm_readv"),
+            (Some(3), true, Tracer::Any, "ptrace_scope is 3"),
+        ] {
+            let said = borrowed(scope, capable, ptracer);
+            assert!(said.contains(says), "{scope:?} {capable} {ptracer:?}: {said}");
+            assert_eq!(said.contains("ptrace_scope"), said != "by process_vm_readv", "{said}");
+        }
+    }
+
+    #[test]
     fn it_says_what_it_found_and_what_it_claims() {
         let Probe::Available { detail, capabilities } = probe(&BackendConfig::new()) else {
             panic!("not available on the machine that runs its tests");
         };
         assert!(detail.contains("borrowed memory") && detail.contains("huge pages"), "{detail}");
         capabilities.check().unwrap();
-        let Probe::Unavailable { reason, remedy } = probe(&"sped=1".parse().unwrap()) else {
+        let Probe::BadOptions { reason, remedy } = probe(&"sped=1".parse().unwrap()) else {
             panic!("an unknown option was taken");
         };
         assert!(reason.contains("\"sped\"") && remedy.is_some(), "{reason}");

@@ -17,7 +17,7 @@ pub(crate) fn probe(options: &BackendConfig) -> Probe {
         Ok(config) => config,
         Err(error) => {
             let remedy = format!("the options are {}", Config::OPTIONS.join(", "));
-            return Probe::Unavailable { reason: error.to_string(), remedy: Some(remedy) };
+            return Probe::bad_options(&error, remedy);
         }
     };
     match TcpListener::bind((config.address, 0)) {

@@ -229,6 +229,8 @@ fn options_are_checked_before_anything_is_opened() {
     for bad in ["port=7", "address=here", "address=0.0.0.0", "address=ff02::1"] {
         assert_eq!(read(bad).unwrap_err().kind(), kvx_core::ErrorKind::Config, "{bad}");
     }
+    let probe = crate::probe::probe(&"port=7".parse().unwrap());
+    assert!(matches!(probe, Probe::BadOptions { .. }), "{probe:?}");
     let probe = crate::probe::probe(&"address=192.0.2.1".parse().unwrap());
     assert!(matches!(probe, Probe::Unavailable { remedy: Some(_), .. }), "{probe:?}");
     let error = PlainTcp::open(&Config { address: "192.0.2.1".parse().unwrap() }).unwrap_err();

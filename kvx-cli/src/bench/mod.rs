@@ -15,7 +15,6 @@ mod rig;
 mod small;
 mod stats;
 
-use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
 
 use crate::args::{BenchArgs, RegionArg};
@@ -103,13 +102,5 @@ impl From<RegionArg> for crate::remote::Memory {
             RegionArg::Shared => Self::Backend,
             RegionArg::Borrowed => Self::Heap,
         }
-    }
-}
-
-/// Which engine this process is.
-const fn initiator(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Read => "consumer",
-        Mode::Write => "producer",
     }
 }

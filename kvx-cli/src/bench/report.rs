@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::limits::LimitRound;
 use super::rig::{Cpu, Rig, Round};
 use super::small::{Notify, Sweep};
-use super::stats::{Quantiles, Spread, median, micros};
+use super::stats::{ENOUGH, Quantiles, Spread, median, micros};
 use crate::args::{BenchArgs, Order, RegionArg};
 use crate::fabric::Fabric;
 use crate::output::{self, Output};
@@ -62,6 +62,8 @@ pub(crate) struct Report {
     pub(crate) verified: bool,
     pub(crate) bytes: u64,
     pub(crate) rounds: u32,
+    /// Fewest rounds of which there are intervals.
+    pub(crate) rounds_for_interval: usize,
     pub(crate) model: String,
     pub(crate) tokens: u64,
     pub(crate) blocks: &'static str,
@@ -120,19 +122,17 @@ impl Report {
         let gbps = |seconds: f64| bytes / seconds / 1e9;
         let own: Vec<f64> =
             measured.rounds.iter().map(|round| gbps(round.settled.as_secs_f64())).collect();
+        // By round: what failed in one leaves its place empty.
         let limit = |of: fn(&LimitRound) -> Option<f64>| {
-            measured.limits.iter().filter_map(of).map(gbps).collect::<Vec<f64>>()
+            measured.limits.iter().map(|round| of(round).map(gbps)).collect::<Vec<_>>()
         };
         let rates = Ratios {
             memcpy: Some(limit(|round| round.memcpy)),
             process_vm: Some(limit(|round| round.process_vm)),
-            peer: Some(measured.peer),
+            peer: Some(measured.peer.into_iter().map(Some).collect()),
         };
-        let others = rates.map(|rates| Spread::of(rates.clone()));
-        // Of none there are no ratios, either.
-        let ratios = rates.map(|rates| {
-            Spread::of(own.iter().zip(rates).map(|(own, other)| own / other).collect())
-        });
+        let others = rates.map(|rates| Spread::of(rates.iter().copied().flatten().collect()));
+        let ratios = rates.map(|rates| Spread::of(ratios(&own, rates)));
         let medians = |time: fn(&Round) -> std::time::Duration| {
             median(measured.rounds.iter().map(|round| micros(time(round))).collect())
                 .unwrap_or_default()
@@ -161,6 +161,7 @@ impl Report {
             verified: wrong == 0,
             bytes: rig.bytes(),
             rounds: args.rounds,
+            rounds_for_interval: ENOUGH,
             model: rig.engines.model.name().to_owned(),
             tokens: args.tokens,
             blocks: match args.blocks {
@@ -192,19 +193,22 @@ impl Report {
             ("peer", self.others.peer.as_ref(), self.ratios.peer.as_ref()),
         ];
         for (name, rate, ratio) in rows {
-            let Some(Spread { median, best, interval: [low, high] }) = rate else { continue };
+            let Some(Spread { median, best, interval }) = rate else { continue };
             table.add_row([
                 name.to_owned(),
                 format!("{median:.2}"),
                 format!("{best:.2}"),
-                format!("{low:.2}–{high:.2}"),
-                ratio.map_or_else(String::new, |ratio| {
-                    let [low, high] = ratio.interval;
-                    format!("{:.2}× ({low:.2}–{high:.2})", ratio.median)
+                range(*interval),
+                ratio.map_or_else(String::new, |ratio| match ratio.interval {
+                    Some(_) => format!("{:.2}× ({})", ratio.median, range(ratio.interval)),
+                    None => format!("{:.2}×", ratio.median),
                 }),
             ]);
         }
         out.table(&table)?;
+        if self.rounds < u32::try_from(ENOUGH).unwrap_or(u32::MAX) {
+            out.line(format!("an interval needs --rounds {ENOUGH} or more"))?;
+        }
         out.line("")?;
         let PerSide { initiator, target } = self.cpu_us_per_request;
         out.line(format!(
@@ -232,6 +236,16 @@ impl Report {
         }
         out.line(if self.verified { "verified" } else { "FAILED: elements are wrong" })
     }
+}
+
+/// An interval, for people.
+fn range(interval: Option<[f64; 2]>) -> String {
+    interval.map_or_else(|| "–".to_owned(), |[low, high]| format!("{low:.2}–{high:.2}"))
+}
+
+/// This one's rate over the other's, of each round in which both have one.
+fn ratios(own: &[f64], other: &[Option<f64>]) -> Vec<f64> {
+    own.iter().zip(other).filter_map(|(own, other)| Some(own / (*other)?)).collect()
 }
 
 /// The ways of all rounds, each once.
@@ -314,4 +328,17 @@ pub(crate) fn draw(path: &Path, sweep: &Sweep) -> Result<()> {
         .draw()
         .map_err(|error| failed(&error))?;
     root.present().map_err(|error| failed(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_compared_with_those_of_the_same_round() {
+        let own = [1.0, 2.0, 4.0, 8.0];
+        assert_eq!(ratios(&own, &[Some(1.0), None, Some(4.0), Some(2.0)]), [1.0, 1.0, 4.0]);
+        assert!(ratios(&own, &[None; 4]).is_empty());
+        assert!(ratios(&own, &[]).is_empty());
+    }
 }

@@ -13,8 +13,8 @@ use kvx_core::transfer::{Mode, Segment};
 use kvx_core::{Error, ErrorKind, Result};
 use tokio::task::JoinHandle;
 
-use super::initiator;
 use crate::args::{BenchArgs, Engines, Order};
+use crate::engine::initiator;
 use crate::engine::rank::Rank;
 use crate::engine::ranks::{Piece, Ranks};
 use crate::engine::tags::Prompt;

@@ -9,19 +9,23 @@ use serde::Serialize;
 pub(crate) struct Spread {
     pub(crate) median: f64,
     pub(crate) best: f64,
-    /// The median's 95% confidence interval, by order statistics: no distribution is assumed.
-    pub(crate) interval: [f64; 2],
+    /// The median's 95% confidence interval, by order statistics: no distribution is assumed. None of fewer rounds than
+    /// [`ENOUGH`].
+    pub(crate) interval: Option<[f64; 2]>,
 }
+
+/// Fewest rounds that bound their median with 95% confidence: all of five do so with 1 - 2/2^5 = 93.8%, all of six with 96.9%.
+pub(crate) const ENOUGH: usize = 6;
 
 impl Spread {
     /// `None` of no values.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
-        let [low, high] = ranks(values.len());
+        let interval = (values.len() >= ENOUGH).then(|| ranks(values.len()));
         Some(Self {
             median: middle(&values)?,
             best: *values.last()?,
-            interval: [*values.get(low)?, *values.get(high)?],
+            interval: interval.map(|ranks| ranks.map(|rank| values[rank])),
         })
     }
 }
@@ -64,11 +68,8 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// Which of `count` sorted values bound the median with 95% confidence: the number of values below the median is binomial
-/// with p = 1/2, taken as normal, rounded outwards. All of them where there are fewer than six.
+/// with p = 1/2, taken as normal, rounded outwards. There are at least [`ENOUGH`].
 fn ranks(count: usize) -> [usize; 2] {
-    if count < 6 {
-        return [0, count.saturating_sub(1)];
-    }
     #[expect(clippy::cast_precision_loss, reason = "rounds are few")]
     let count_f = count as f64;
     let low = (count_f / 2.0 - 1.96 * count_f.sqrt() / 2.0).floor();
@@ -89,13 +90,15 @@ mod tests {
     fn of_thirty_one_rounds_the_tenth_and_the_twenty_second_bound_the_median() {
         // 1 - 2 P(B <= 9) = 0.9706 for B binomial with n = 31 and p = 1/2, and 0.9292 for one rank further in.
         let spread = Spread::of((1..=31).rev().map(f64::from).collect()).unwrap();
-        assert_eq!(spread, Spread { median: 16.0, best: 31.0, interval: [10.0, 22.0] });
+        assert_eq!(spread, Spread { median: 16.0, best: 31.0, interval: Some([10.0, 22.0]) });
     }
 
     #[test]
-    fn of_few_rounds_all_bound_it() {
+    fn too_few_rounds_have_no_interval() {
         let spread = Spread::of(vec![4.0, 2.0]).unwrap();
-        assert_eq!(spread, Spread { median: 3.0, best: 4.0, interval: [2.0, 4.0] });
+        assert_eq!(spread, Spread { median: 3.0, best: 4.0, interval: None });
+        let of = |count: u32| Spread::of((1..=count).map(f64::from).collect()).unwrap().interval;
+        assert_eq!((of(1), of(5), of(6)), (None, None, Some([1.0, 6.0])));
         assert_eq!(Spread::of(Vec::new()), None);
         assert_eq!(median(vec![9.0, 1.0, 2.0]), Some(2.0));
     }

@@ -8,8 +8,8 @@ use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
 
 use crate::args::DemoArgs;
-use crate::engine::Engine;
 use crate::engine::place::Place;
+use crate::engine::{Engine, initiator};
 use crate::fabric::Fabric;
 use crate::failure::{self, Failure};
 use crate::output::Output;
@@ -80,6 +80,11 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
     out.line(format!("consumer  {}", engines.consumer))?;
     out.line(format!("trace     {}, {} requests", source(args), size::count(load.requests)))?;
     out.line(format!("backend   {}", fabric.about()))?;
+    out.line(format!(
+        "mode      transfers are started by the {}, which {}s",
+        initiator(engines.mode),
+        engines.mode
+    ))?;
 
     let options = Options {
         mode: engines.mode,
@@ -128,6 +133,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         producer: engines.producer,
         consumer: engines.consumer,
         mode: engines.mode,
+        initiator: initiator(engines.mode),
         seed: args.seed,
         trace: source(args),
         fill_seconds: totals.filling.as_secs_f64(),

@@ -52,6 +52,8 @@ pub(crate) struct Report {
     pub(crate) producer: Shape,
     pub(crate) consumer: Shape,
     pub(crate) mode: Mode,
+    /// The engine that starts transfers.
+    pub(crate) initiator: &'static str,
     pub(crate) seed: u64,
     /// Where the trace is from.
     pub(crate) trace: String,

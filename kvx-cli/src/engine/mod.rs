@@ -2,6 +2,7 @@
 //! known.
 
 use kvx_core::layout::RankLayout;
+use kvx_core::transfer::Mode;
 
 pub(crate) mod place;
 pub(crate) mod pool;
@@ -47,5 +48,13 @@ impl Engine {
     /// Ranks of a replica, by number.
     pub(crate) fn numbers(&self, replica: usize) -> std::ops::Range<usize> {
         self.first(replica)..self.first(replica + 1)
+    }
+}
+
+/// The engine that starts transfers.
+pub(crate) const fn initiator(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Read => "consumer",
+        Mode::Write => "producer",
     }
 }

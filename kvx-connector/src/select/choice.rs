@@ -85,6 +85,13 @@ pub enum Verdict {
     NotAllowed,
     /// The other side does not have it.
     PeerLacksIt,
+    /// It was named with options that are wrong.
+    BadOptions {
+        /// What is wrong with them.
+        reason: String,
+        /// What to write instead.
+        remedy: Option<String>,
+    },
     /// It cannot be used here.
     Unavailable {
         /// Why.
@@ -107,6 +114,10 @@ impl fmt::Display for Verdict {
             Self::NeverUnasked => f.write_str("never chosen unasked"),
             Self::NotAllowed => f.write_str("not allowed by the policy"),
             Self::PeerLacksIt => f.write_str("the peer does not have it"),
+            Self::BadOptions { reason, remedy: None } => write!(f, "wrong options: {reason}"),
+            Self::BadOptions { reason, remedy: Some(remedy) } => {
+                write!(f, "wrong options: {reason}; {remedy}")
+            }
             Self::Unavailable { reason, remedy: None } => write!(f, "unavailable: {reason}"),
             Self::Unavailable { reason, remedy: Some(remedy) } => {
                 write!(f, "unavailable: {reason}; {remedy}")

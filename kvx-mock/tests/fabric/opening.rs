@@ -51,7 +51,7 @@ fn the_probe_says_what_opening_would() {
     let Probe::Available { detail, capabilities } = probe("preset=efa,seed=3") else { panic!() };
     assert!(detail.contains("preset efa") && detail.contains("seed 3"), "{detail}");
     assert_eq!(&*capabilities, open("preset=efa,seed=3").unwrap().capabilities());
-    let Probe::Unavailable { reason, remedy } = probe("preset=roce") else { panic!() };
+    let Probe::BadOptions { reason, remedy } = probe("preset=roce") else { panic!() };
     assert!(reason.contains("\"roce\"") && remedy.unwrap().contains("ucx-tcp"), "{reason}");
     assert_eq!(open("preset=roce").unwrap_err().kind(), ErrorKind::Config);
 }
