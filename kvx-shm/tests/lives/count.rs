@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Left {
     descriptors: usize,
     threads: usize,
-    mappings: usize,
+    pub(crate) mappings: usize,
     bytes: u64,
 }
 
@@ -30,7 +30,23 @@ impl Left {
         }
     }
 
-    fn covers(&self, now: &Self) -> bool {
+    /// What there is once nothing changes any more: whatever ends late must not make room for what leaks.
+    pub(crate) fn at_rest() -> Self {
+        let begin = Instant::now();
+        let (mut last, mut same) = (Self::count(), 0);
+        while same < 5 {
+            assert!(begin.elapsed() < Duration::from_secs(5), "it does not come to rest: {last:?}");
+            std::thread::sleep(Duration::from_millis(2));
+            let now = Self::count();
+            let equal = (now.descriptors, now.threads, now.mappings)
+                == (last.descriptors, last.threads, last.mappings);
+            same = if equal { same + 1 } else { 0 };
+            last = now;
+        }
+        last
+    }
+
+    pub(crate) fn covers(&self, now: &Self) -> bool {
         now.descriptors <= self.descriptors
             && now.threads <= self.threads
             && now.mappings <= self.mappings

@@ -108,7 +108,7 @@ fn connections_leave_nothing_behind() {
     let mut before = None;
     for round in 0..count {
         if round == count / 10 {
-            before = Some(Left::count());
+            before = Some(Left::at_rest());
         }
         let pair = Pair::meet(&one, &other);
         let memory = if round % 2 == 0 { &memory } else { &borrowed };
@@ -143,7 +143,7 @@ fn killed_peers_leave_nothing_behind() {
     let mut events = Events::with_limit(64);
     for round in 0..count {
         if round == count / 10 {
-            before = Some(Left::count());
+            before = Some(Left::at_rest());
         }
         let mut process = Process::start(TEST);
         let (peer, remote) = process.meet(&one);
@@ -188,11 +188,34 @@ fn killed_peers_leave_nothing_behind() {
     before.unwrap().is_all_that_is_left(&format!("{count} killed peers"));
 }
 
+/// What the other tests count finds one descriptor, mapping or thread too many, and memory beyond what an allocator keeps.
+#[test]
+fn one_too_many_of_anything_is_found() {
+    let _alone = alone();
+    let before = Left::at_rest();
+    assert!(before.covers(&Left::count()));
+    let descriptor = std::fs::File::open("/dev/null").unwrap();
+    assert!(!before.covers(&Left::count()), "a descriptor");
+    drop(descriptor);
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || wait.recv().is_err());
+    assert!(!before.covers(&Left::count()), "a thread");
+    drop(go);
+    thread.join().unwrap();
+    let memory = SharedMemory::new(4096).unwrap();
+    assert_eq!(Left::count().mappings, before.mappings + 1);
+    drop(memory);
+    let pages = vec![1_u8; 32 << 20];
+    assert!(!before.covers(&Left::count()), "memory");
+    drop(pages);
+    before.is_all_that_is_left("all of them");
+}
+
 /// A backend whose peers are alive but silent uses no processor, and one that is dropped leaves no thread.
 #[test]
 fn an_idle_pair_sleeps_and_a_dropped_one_is_gone() {
     let _alone = alone();
-    let before = Left::count();
+    let before = Left::at_rest();
     let pair = Pair::new();
     let begin = count::processor_time();
     std::thread::sleep(Duration::from_millis(500));
