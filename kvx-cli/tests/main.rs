@@ -8,5 +8,8 @@ mod command_line;
 mod common;
 #[cfg(test)]
 mod demo;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[cfg(test)]
+mod ends;
 #[cfg(test)]
 mod plan_figures;

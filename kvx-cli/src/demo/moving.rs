@@ -33,6 +33,7 @@ impl Replay {
         self.target().place.expect(&missing)?;
         while !pending.is_empty() {
             self.settle(&mut pending)?;
+            self.target().place.look()?;
             in_time(begun, "a transfer did not settle")?;
         }
         while !missing.is_empty() {

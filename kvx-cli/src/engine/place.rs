@@ -119,6 +119,14 @@ impl Place {
         }
     }
 
+    /// Looks after the process that the ranks are in, if it is another one: that it does not stand still.
+    pub(crate) fn look(&mut self) -> Result<()> {
+        match self {
+            Self::Here(_) => Ok(()),
+            Self::There(process) => process.look(),
+        }
+    }
+
     /// Notifications that came and that nobody waited for.
     pub(crate) fn strays(&mut self) -> Result<usize> {
         match self {

@@ -26,6 +26,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 ///
 /// When the socket fails. What is asked and fails is answered.
 pub(crate) fn serve() -> Result<()> {
+    end_with_starter()?;
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|source| {
         Error::new(ErrorKind::Resources, "remote", "no socket to be told over").with_source(source)
     })?;
@@ -38,6 +39,19 @@ pub(crate) fn serve() -> Result<()> {
             break;
         }
     }
+    Ok(())
+}
+
+/// Lets the kernel end this process with the one that started it, even while this one is stopped and reads nothing.
+fn end_with_starter() -> Result<()> {
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(
+        |source| {
+            Error::new(ErrorKind::Resources, "remote", "this process cannot be tied to its starter")
+                .with_source(io::Error::from(source))
+        },
+    )?;
+    // A starter that is gone already has closed the socket, which is heard as soon as it is read.
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! process that started it nor that process's interest in it.
 
 mod child;
+mod line;
 mod message;
 mod process;
 

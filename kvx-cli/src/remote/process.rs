@@ -12,6 +12,7 @@ use kvx_core::port::Port;
 use kvx_core::{Error, ErrorKind, Result};
 
 use super::PATIENCE;
+use super::line::{Line, Looks, STANDSTILL};
 use super::message::{Answer, Ask, Memory, OpenedRank, receive, send};
 use crate::args::ENGINE_COMMAND;
 use crate::engine::rank::Rank;
@@ -25,6 +26,7 @@ use crate::fabric::Fabric;
 pub(crate) struct Process {
     child: Child,
     stream: UnixStream,
+    looks: Looks,
     pub(crate) ranks: Vec<OpenedRank>,
     pub(crate) pid: u32,
 }
@@ -52,9 +54,10 @@ impl Process {
             .stdout(Stdio::from(errors))
             .spawn()
             .map_err(failed("another process cannot be started"))?;
-        mine.set_read_timeout(Some(PATIENCE * 2)).map_err(failed("a socket without time"))?;
-        mine.set_write_timeout(Some(PATIENCE)).map_err(failed("a socket without time"))?;
-        let mut process = Self { child, stream: mine, ranks: Vec::new(), pid: 0 };
+        let looks = Looks::new(&child);
+        let mut process = Self { child, stream: mine, looks, ranks: Vec::new(), pid: 0 };
+        let unblocked = process.stream.set_nonblocking(true);
+        unblocked.map_err(failed("a socket that blocks"))?;
         let open = Ask::Open { backend: backend.to_owned(), layouts, memory };
         match process.ask(&open)? {
             Answer::Opened { ranks, pid } => (process.ranks, process.pid) = (ranks, pid),
@@ -70,11 +73,11 @@ impl Process {
     }
 
     fn begin(&mut self, ask: &Ask) -> Result<()> {
-        send(&mut self.stream, ask).map_err(|error| self.lost(error))
+        send(&mut self.line(), ask).map_err(|error| self.lost(error))
     }
 
     fn answer(&mut self) -> Result<Answer> {
-        match receive(&mut self.stream) {
+        match receive(&mut self.line()) {
             Ok(Some(Answer::Failed { kind, text, remedy })) => {
                 let error = Error::new(kind, "the other engine", text);
                 Err(match remedy {
@@ -107,8 +110,32 @@ impl Process {
         }
     }
 
+    const fn line(&mut self) -> Line<'_> {
+        Line { stream: &self.stream, looks: &mut self.looks }
+    }
+
+    /// Looks after the process, for those who wait for it in other ways than by asking.
+    ///
+    /// # Errors
+    ///
+    /// It has been standing still for [`STANDSTILL`].
+    pub(crate) fn look(&mut self) -> Result<()> {
+        self.looks.look();
+        if self.looks.stands_still() { Err(self.standstill()) } else { Ok(()) }
+    }
+
+    fn standstill(&self) -> Error {
+        Error::peer("remote", "the other engine's process stands still")
+            .with_context("process", self.pid)
+            .with_context("seconds", STANDSTILL.as_secs())
+            .with_remedy("find out who stopped it (SIGSTOP), and start again: it is ended now")
+    }
+
     /// What became of the process, when it can no longer be spoken with.
     fn lost(&mut self, error: Error) -> Error {
+        if self.looks.stands_still() {
+            return self.standstill().with_source(error);
+        }
         // A process that was killed a moment ago may not have been reported yet.
         for _ in 0..20 {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -271,7 +298,7 @@ impl Process {
     pub(crate) fn close(mut self) -> Result<()> {
         self.done(&Ask::Close)?;
         let mut rest = Vec::new();
-        let ended = self.stream.read_to_end(&mut rest);
+        let ended = self.line().read_to_end(&mut rest);
         let status = ended.and_then(|_| self.child.wait()).map_err(|source| {
             Error::peer("remote", "the other engine's process did not end").with_source(source)
         })?;

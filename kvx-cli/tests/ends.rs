@@ -1,0 +1,142 @@
+//! Ends of a demo in two processes: whatever becomes of one of them, the other ends, says why, and nothing is left.
+
+use std::collections::BTreeSet;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::command;
+
+/// A demo in the midst of its work, and its second process.
+struct Running {
+    first: Child,
+    second: u32,
+    /// Inodes of the sockets of both.
+    sockets: BTreeSet<String>,
+}
+
+impl Running {
+    fn start(mode: &str) -> Self {
+        let arguments =
+            format!("demo --backend shm --requests 20000 --max-tokens 2000 --mode {mode}");
+        let mut first =
+            command(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        within(Duration::from_secs(20), "the second process", || children(first.id()).len() == 1);
+        let second = children(first.id())[0];
+        // Into the middle of the work.
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(first.try_wait().unwrap().is_none(), "the demo ended early");
+        let sockets = [first.id(), second].into_iter().flat_map(sockets).collect();
+        Self { first, second, sockets }
+    }
+
+    /// The first process ends by itself, with an error, and the second with it.
+    fn ends(self, limit: Duration) -> String {
+        let begun = Instant::now();
+        let Self { first, second, sockets } = self;
+        let Output { status, stderr, .. } = first.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&stderr).into_owned();
+        assert!(begun.elapsed() < limit, "{:?}: {said}", begun.elapsed());
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
+        nothing_is_left(second, &sockets);
+        said
+    }
+}
+
+/// Processes that this one has started.
+fn children(process: u32) -> Vec<u32> {
+    let path = format!("/proc/{process}/task/{process}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+/// Inodes of a process's sockets.
+fn sockets(process: u32) -> Vec<String> {
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+    let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let inode = |target: std::path::PathBuf| {
+        Some(target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
+    };
+    targets.filter_map(inode).collect()
+}
+
+fn is_alive(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // One that has ended and was not waited for yet is a zombie.
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+fn signal(process: u32, signal: &str) {
+    let sent = Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+fn within(limit: Duration, what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < limit, "{what} took longer than {limit:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// No process, and none of their sockets. Memory has no name, and goes with the last process that has it.
+fn nothing_is_left(second: u32, sockets: &BTreeSet<String>) {
+    within(Duration::from_secs(5), "the end of the second process", || !is_alive(second));
+    assert!(sockets.len() > 2, "{sockets:?}");
+    within(Duration::from_secs(5), "the end of their sockets", || {
+        let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let inodes = all.lines().filter_map(|line| line.split_whitespace().nth(6));
+        inodes.filter(|inode| sockets.contains(*inode)).count() == 0
+    });
+}
+
+/// Known failures of peers: a killed engine leaves the other waiting for ever, or processes and memory behind.
+#[test]
+fn when_the_second_process_is_killed_the_first_ends_and_says_so() {
+    for mode in ["read", "write"] {
+        let running = Running::start(mode);
+        signal(running.second, "-KILL");
+        let said = running.ends(Duration::from_secs(5));
+        assert!(said.contains("gone") || said.contains("peer"), "{said}");
+    }
+}
+
+#[test]
+fn when_the_first_process_is_killed_the_second_goes_even_where_it_stands_still() {
+    for stopped in [false, true] {
+        let mut running = Running::start("read");
+        if stopped {
+            signal(running.second, "-STOP");
+        }
+        signal(running.first.id(), "-KILL");
+        running.first.wait().unwrap();
+        nothing_is_left(running.second, &running.sockets);
+    }
+}
+
+/// It is noticed after five seconds of standing still, whatever the first process waits for.
+#[test]
+fn when_the_second_process_stands_still_the_first_ends_and_says_so() {
+    for mode in ["read", "write"] {
+        let running = Running::start(mode);
+        signal(running.second, "-STOP");
+        let said = running.ends(Duration::from_secs(12));
+        assert!(said.contains("stands still") && said.contains("SIGSTOP"), "{said}");
+    }
+}
+
+/// One that is stopped for a moment only, as by a debugger or at a terminal, is waited for.
+#[test]
+fn a_process_that_goes_on_is_waited_for() {
+    let mut running = Running::start("read");
+    for _ in 0..2 {
+        signal(running.second, "-STOP");
+        std::thread::sleep(Duration::from_secs(3));
+        signal(running.second, "-CONT");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(running.first.try_wait().unwrap().is_none(), "it was given up");
+    signal(running.first.id(), "-KILL");
+    running.first.wait().unwrap();
+    nothing_is_left(running.second, &running.sockets);
+}
