@@ -6,7 +6,6 @@ use kvx_core::id::PeerId;
 
 use crate::engine::Shared;
 use crate::error::BACKEND;
-use crate::host::Reach;
 use crate::mail::inside;
 use crate::message::{Answer, Message};
 use crate::state::{Phase, Place, State};
@@ -154,18 +153,13 @@ impl Shared {
                         }
                     }
                     Answer::Borrowed { address, bytes } => {
-                        let link = known.link.as_ref();
-                        match link.map(|link| &link.reach) {
-                            _ if bytes != asked.bytes => {
-                                Err("the peer's region and its key differ in size".into())
-                            }
-                            _ if address.checked_add(bytes).is_none() => {
-                                Err("the peer's region wraps around".into())
-                            }
-                            Some(Reach::No(why)) => Err(format!(
-                                "the peer's borrowed memory cannot be read from here: {why}"
-                            )),
-                            _ => Ok(Place::Process(address)),
+                        if bytes != asked.bytes {
+                            Err("the peer's region and its key differ in size".into())
+                        } else if address.checked_add(bytes).is_none() {
+                            Err("the peer's region wraps around".into())
+                        } else {
+                            // Where it may not be read, transfers that need it say so, and what to do.
+                            Ok(Place::Process(address))
                         }
                     }
                 };

@@ -121,28 +121,40 @@ impl Reach {
         match vm::can_read(pid, probe.address, probe.value) {
             Ok(()) => Self::Yes,
             Err(error) => {
-                let why = match (vm::ptrace_scope(), error.raw_os_error()) {
-                    (Some(3), _) => "kernel.yama.ptrace_scope is 3, which forbids it to all".into(),
-                    (Some(2), _) => {
-                        "kernel.yama.ptrace_scope is 2, which forbids it without CAP_SYS_PTRACE".into()
-                    }
-                    (Some(1), Some(libc::EPERM)) => {
-                        "kernel.yama.ptrace_scope is 1, and the peer has not allowed it; give the peer the option \
-                         ptracer=any, or this process CAP_SYS_PTRACE"
-                            .into()
-                    }
-                    (_, Some(libc::EPERM)) => format!(
-                        "the kernel forbids it ({error}): another user's process, one that is not dumpable, or a \
-                         container without CAP_SYS_PTRACE"
-                    ),
-                    (_, Some(libc::ENOSYS)) => {
-                        "the kernel, or a seccomp filter, has no process_vm_readv".into()
-                    }
-                    _ => format!("reading it failed: {error}"),
-                };
+                let why = why_not(vm::ptrace_scope(), vm::has_ptrace_capability(), &error);
                 Self::No(format!("{why}; or allocate the memory with kvx (kvx_shm::SharedMemory)"))
             }
         }
+    }
+}
+
+/// Why the kernel does not let a process read another one's memory, and what to do about it: by Yama's `ptrace_scope`, whether
+/// the reader has `CAP_SYS_PTRACE`, and what the kernel said.
+///
+/// Yama forbids by `EPERM`, as do the checks of users, of dumpable processes and of seccomp filters. Of these it is named where
+/// it would have forbidden it in any case: with 3 to all, with 2 and 1 to those without the capability. With 1 a process may
+/// read its descendants, and those that have named it (`PR_SET_PTRACER`).
+fn why_not(scope: Option<u32>, capable: bool, error: &io::Error) -> String {
+    match (scope, error.raw_os_error()) {
+        (Some(3), Some(libc::EPERM)) => {
+            "kernel.yama.ptrace_scope is 3, which forbids it to all until the next boot".into()
+        }
+        (Some(2), Some(libc::EPERM)) if !capable => {
+            "kernel.yama.ptrace_scope is 2, which forbids it without CAP_SYS_PTRACE; give it to this process, or set a \
+             lower value"
+                .into()
+        }
+        (Some(1), Some(libc::EPERM)) if !capable => {
+            "kernel.yama.ptrace_scope is 1, and the peer has not allowed it; give the peer the option ptracer=any, or \
+             this process CAP_SYS_PTRACE. If that is no help, it is another user's process, or one that is not dumpable"
+                .into()
+        }
+        (_, Some(libc::EPERM)) => format!(
+            "the kernel forbids it ({error}): another user's process, one that is not dumpable, or a container without \
+             CAP_SYS_PTRACE; run both as one user, or give this process CAP_SYS_PTRACE"
+        ),
+        (_, Some(libc::ENOSYS)) => "the kernel, or a seccomp filter, has no process_vm_readv; allow it".into(),
+        _ => format!("reading it failed: {error}"),
     }
 }
 
@@ -192,6 +204,35 @@ mod tests {
         let probe = Probe { address: 0, value: 0 };
         let Reach::No(why) = Reach::find(&here, &unseen, 1, probe) else { panic!("reached") };
         assert!(why.contains("PID namespace") && why.contains("4711"), "{why}");
+    }
+
+    /// Against the kernel's documentation of Yama: 1 and 2 do not hold for those who have the capability, 3 holds for all, and
+    /// where there is no Yama, or 0, it is no reason.
+    #[test]
+    fn yama_is_blamed_where_it_forbids() {
+        let forbidden = io::Error::from_raw_os_error(libc::EPERM);
+        for (scope, capable, says) in [
+            (None, false, "not dumpable"),
+            (None, true, "not dumpable"),
+            (Some(0), false, "not dumpable"),
+            (Some(1), false, "ptracer=any"),
+            (Some(1), true, "not dumpable"),
+            (Some(2), false, "ptrace_scope is 2"),
+            (Some(2), true, "not dumpable"),
+            (Some(3), false, "forbids it to all"),
+            (Some(3), true, "forbids it to all"),
+        ] {
+            let why = why_not(scope, capable, &forbidden);
+            assert!(why.contains(says), "{scope:?} {capable}: {why}");
+            let blamed = scope.is_some_and(|scope| scope == 3 || (scope > 0 && !capable));
+            assert_eq!(why.contains("ptrace_scope"), blamed, "{scope:?} {capable}: {why}");
+        }
+        for scope in [None, Some(0), Some(1), Some(2), Some(3)] {
+            let why = why_not(scope, false, &io::Error::from_raw_os_error(libc::ENOSYS));
+            assert!(why.contains("seccomp"), "{why}");
+            let why = why_not(scope, false, &io::Error::from_raw_os_error(libc::EFAULT));
+            assert!(why.contains("Bad address") && !why.contains("yama"), "{why}");
+        }
     }
 
     #[test]
