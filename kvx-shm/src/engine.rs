@@ -43,7 +43,9 @@ pub(crate) struct Shared {
     pub(crate) epoll: OwnedFd,
     wake: OwnedFd,
     /// Readable while there are events.
-    pub(crate) signal: OwnedFd,
+    signal: OwnedFd,
+    /// Readable while that is, or a peer knocks: what a program sleeps on.
+    pub(crate) ready: OwnedFd,
     /// Peers try to read this one's memory here.
     probe: Box<AtomicU64>,
     probe_value: u64,
@@ -77,11 +79,14 @@ impl Shared {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let descriptor = || rustix::event::eventfd(0, flags).map_err(|e| failed(e.into()));
         let (wake, signal) = (descriptor()?, descriptor()?);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        let set = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()));
+        let (epoll, ready) = (set()?, set()?);
         let readable = epoll::EventFlags::IN;
-        for (source, token) in [(&wake, TOKEN_WAKE), (&listener, TOKEN_LISTENER)] {
+        for (set, source, token) in
+            [(&epoll, &wake, TOKEN_WAKE), (&epoll, &listener, TOKEN_LISTENER), (&ready, &signal, 0)]
+        {
             let data = epoll::EventData::new_u64(token);
-            epoll::add(&epoll, source, data, readable).map_err(|e| failed(e.into()))?;
+            epoll::add(set, source, data, readable).map_err(|e| failed(e.into()))?;
         }
         let table = OwnTable::new().map_err(failed)?;
         let probe_value = random()?;
@@ -94,6 +99,7 @@ impl Shared {
             epoll,
             wake,
             signal,
+            ready,
             probe: Box::new(AtomicU64::new(probe_value)),
             probe_value,
             state: Mutex::default(),
@@ -108,13 +114,29 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the descriptor readable, as there are events.
+    /// Makes the descriptor readable, as there are events. Of a program that looks by itself the thread that sleeps on the
+    /// sockets sees it when it stops doing so.
     pub(crate) fn signal(&self, state: &mut State) {
-        if !state.signalled && !state.events.is_empty() {
+        if !state.signalled && !state.events.is_empty() && !state.spins {
             state.signalled = true;
             // It can fail only where its counter is full, and then it is readable.
             let _ = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
         }
+    }
+
+    /// Makes the descriptor unreadable, as there are no events any more.
+    pub(crate) fn signal_no_more(&self, state: &mut State) {
+        if state.signalled {
+            state.signalled = false;
+            let mut count = [0; 8];
+            // It was written once since it was read last.
+            let _ = rustix::io::read(&self.signal, &mut count);
+        }
+    }
+
+    /// The descriptor that a program sleeps on is readable while this door is.
+    pub(crate) fn listen_at(&self, door: &OwnedFd) -> std::io::Result<()> {
+        Ok(epoll::add(&self.ready, door, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
     }
 
     /// The thread that sleeps on the sockets is to look at everything.
@@ -261,7 +283,7 @@ impl Shared {
         host::allow(self.options.ptracer, who.pid);
         let mine = Mine::new().map_err(failed)?;
         let hello = self.hello(incarnation, word, own_word);
-        let carried = [mine.fd(), self.table.fd()];
+        let carried = mine.carried(&self.table);
         match socket::send(&socket, &hello.encode(), &carried) {
             Ok(true) => {}
             Ok(false) => return Ok(()),
@@ -304,6 +326,12 @@ impl Shared {
         Ok(epoll::add(&self.epoll, source, data, flags)?)
     }
 
+    /// As [`watch`](Self::watch), of nothing but its end.
+    pub(crate) fn watch_end(&self, source: &OwnedFd, token: u64) -> std::io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::add(&self.epoll, source, data, epoll::EventFlags::RDHUP)?)
+    }
+
     pub(crate) fn watch_no_more(&self, source: &OwnedFd) {
         // It may never have been watched.
         let _ = epoll::delete(&self.epoll, source);
@@ -318,6 +346,8 @@ impl Shared {
         known.phase = Phase::Closing(why, Instant::now() + READER_BOUND);
         if let Some(link) = &known.link {
             link.end();
+            // Nobody heeds it any more.
+            let _ = epoll::delete(&self.ready, link.door());
         }
         if let Some(dialing) = known.dialing.take() {
             self.watch_no_more(&dialing.socket);
@@ -355,6 +385,7 @@ impl Shared {
         known.phase = Phase::Down;
         if let Some(link) = known.link.take() {
             self.watch_no_more(&link.socket);
+            self.watch_no_more(link.door());
             if let Some(process) = &link.process {
                 self.watch_no_more(process);
             }
@@ -422,12 +453,15 @@ impl Shared {
             }
         }
         let mut settled = Vec::new();
-        let mut put = false;
+        let (mut put, mut urgent) = (false, false);
         while let Some(outgoing) = known.out.front() {
             if !link.put(&outgoing.record) {
+                // Whether or not the peer's program polls, its thread makes room.
+                urgent = true;
                 break;
             }
             put = true;
+            urgent |= outgoing.for_thread;
             settled.extend(outgoing.settles);
             known.out.pop_front();
         }
@@ -435,6 +469,9 @@ impl Shared {
             link.wants_no_room();
         }
         if put {
+            link.knock();
+        }
+        if urgent {
             link.ring_bell();
         }
         for id in settled {

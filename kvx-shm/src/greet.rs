@@ -9,7 +9,7 @@ use kvx_core::id::PeerId;
 use crate::engine::Shared;
 use crate::error::BACKEND;
 use crate::host::{self, Reach};
-use crate::link::{Link, Mine};
+use crate::link::{Link, Mine, Theirs};
 use crate::message::{Hello, Message};
 use crate::state::{Early, Source, State};
 use crate::sys::socket::{self, Filled, Inbox};
@@ -92,14 +92,14 @@ impl Shared {
         let mine = Mine::new().map_err(|error| error.to_string())?;
         host::allow(self.options.ptracer, who.pid);
         let answer = self.hello(hello.from, hello.own_word, known.word);
-        let carried = [mine.fd(), self.table.fd()];
+        let carried = mine.carried(&self.table);
         if !socket::send(&early.socket, &answer.encode(), &carried).map_err(|e| e.to_string())? {
             return Err("there is no room for an answer".into());
         }
-        let (page, table) = (early.inbox.descriptor(), early.inbox.descriptor());
-        let (page, table) = page.zip(table).ok_or("it brought no memory")?;
+        let mut brought = || early.inbox.descriptor().ok_or("it brought no memory");
+        let theirs = [brought()?, brought()?, brought()?];
         let (socket, inbox) = (early.socket, early.inbox);
-        self.linked(state, peer, socket, inbox, None, mine, &hello, &page, &table)
+        self.linked(state, peer, socket, inbox, None, mine, &hello, theirs)
     }
 
     /// A connection is complete.
@@ -113,8 +113,7 @@ impl Shared {
         token: Option<u64>,
         mine: Mine,
         hello: &Hello,
-        page: &OwnedFd,
-        table: &OwnedFd,
+        theirs: Theirs,
     ) -> Result<(), String> {
         let who = socket::peer(&socket).map_err(|error| error.to_string())?;
         let there = state.peers.get(peer).map_or(self.host, |known| known.host);
@@ -125,7 +124,7 @@ impl Shared {
             Err(_) => None,
         };
         let reach = Reach::find(&self.host, &there, who.pid, hello.probe);
-        let link = Link::new(socket, process, who.pid, reach, mine, page, table)?;
+        let link = Link::new(socket, process, who.pid, reach, mine, theirs)?;
         let token = token.map_or_else(
             || {
                 let token = state.token(Source::Peer(peer));
@@ -139,6 +138,10 @@ impl Shared {
             self.watch(process, token).map_err(|error| error.to_string())?;
             tokens.push(token);
         }
+        let token = state.token(Source::Door(peer));
+        tokens.push(token);
+        let listens = self.listen_at(link.door()).and_then(|()| self.watch_end(link.door(), token));
+        listens.map_err(|error| error.to_string())?;
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         known.tokens = tokens;
         known.inbox = inbox;

@@ -6,6 +6,7 @@ use kvx_core::id::PeerId;
 
 use crate::engine::Shared;
 use crate::error::BACKEND;
+use crate::link::Theirs;
 use crate::mail::inside;
 use crate::message::{Answer, Message};
 use crate::state::{Phase, Place, State};
@@ -101,10 +102,9 @@ impl Shared {
                     && hello.word == known.word
                     && Some(hello.own_word) == known.their_word;
                 let inbox = std::mem::take(&mut known.inbox);
-                if let ([page, table], true) = (carried.as_slice(), right) {
-                    return self.linked(
-                        state, peer, socket, inbox, Some(token), mine, &hello, page, table,
-                    );
+                if let (Ok(theirs), true) = (Theirs::try_from(carried), right) {
+                    return self
+                        .linked(state, peer, socket, inbox, Some(token), mine, &hello, theirs);
                 }
                 return Err("the greeting of somebody else".into());
             }

@@ -8,9 +8,10 @@
 //!   other side's access to the writer's memory has ended. A reader counts itself in and then looks at `revoked`; an owner
 //!   sets `revoked` and then waits until `reading` is 0. Between the two steps each makes a full fence, so at least one of
 //!   them sees the other: either the reader does not begin, or the owner waits for it.
+//! - `knocks`: how often the writer has begun and ended to knock at the other side's door.
 //! - `cancelled`: for each write in flight, whether the other side need not carry it out any more.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 
@@ -20,13 +21,14 @@ use crate::record::{ALIGN, Header, PAD};
 use crate::sys::page::{ForeignPage, OwnPage};
 use crate::sys::socket;
 
-const MAGIC: u64 = 0x6b76_7873_686d_0001;
+const MAGIC: u64 = 0x6b76_7873_686d_0002;
 const AT_MAGIC: usize = 0;
 const AT_TAIL: usize = 128;
 const AT_HEAD: usize = 256;
 const AT_REVOKED: usize = 384;
 const AT_READING: usize = 512;
 const AT_WANTS_ROOM: usize = 640;
+const AT_KNOCKS: usize = 768;
 const AT_CANCELLED: usize = 1024;
 const AT_RING: usize = 4096;
 
@@ -40,6 +42,7 @@ pub(crate) const CANCELS: u64 = 256;
 /// Rows of a table of regions.
 pub(crate) const MOST_REGIONS: u32 = 1 << 18;
 const AT_SLEEP: usize = 128;
+const AT_LISTENS: usize = 256;
 const AT_REGIONS: usize = 4096;
 const TABLE: usize = AT_REGIONS + MOST_REGIONS as usize * 8;
 
@@ -47,7 +50,8 @@ fn region_row(slot: u32) -> usize {
     AT_REGIONS + slot as usize * 8
 }
 
-/// One for all peers of an engine: whether its thread sleeps, and which of its regions are registered.
+/// One for all peers of an engine: whether its thread sleeps, whether its program listens at the door, and which of its regions
+/// are registered.
 #[derive(Debug)]
 pub(crate) struct OwnTable(OwnPage);
 
@@ -55,11 +59,27 @@ impl OwnTable {
     pub(crate) fn new() -> std::io::Result<Self> {
         let page = OwnPage::new("kvx-shm-regions", TABLE)?;
         page.word64(AT_MAGIC).store(MAGIC, Relaxed);
+        page.word32(AT_LISTENS).store(1, Relaxed);
         Ok(Self(page))
     }
 
-    pub(crate) fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
+    }
+
+    /// From here on every peer knocks again, once: whoever puts something into a ring and makes a full fence sees this, or was
+    /// seen by what is looked at next. Only one thread at a time may call this or [`listens_no_more`](Self::listens_no_more).
+    pub(crate) fn listens(&self) {
+        let word = self.0.word32(AT_LISTENS);
+        word.store(word.load(Relaxed).wrapping_add(1) | 1, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Nobody need knock.
+    pub(crate) fn listens_no_more(&self) {
+        let word = self.0.word32(AT_LISTENS);
+        word.store(word.load(Relaxed) | 1, SeqCst);
+        word.fetch_add(1, SeqCst);
     }
 
     /// Says which generation of a slot is registered, or none.
@@ -118,23 +138,45 @@ pub(crate) struct Link {
     over: AtomicBool,
     /// When the bell was rung last, by the other side's count of its sleeps.
     rung: AtomicU32,
+    doors: Doors,
+    /// When the other side's door was knocked at last, by its count of listening.
+    knocked: AtomicU32,
 }
 
-/// This side's page of a connection that is being made.
+/// Where the two sides' programs, not their threads, are woken.
 #[derive(Debug)]
-pub(crate) struct Mine(OwnPage);
+pub(crate) struct Doors {
+    /// This side's, where the peer knocks.
+    pub(crate) here: OwnedFd,
+    /// The peer's, at which to knock.
+    pub(crate) there: OwnedFd,
+}
+
+/// This side of a connection that is being made: its page, and its door.
+#[derive(Debug)]
+pub(crate) struct Mine {
+    page: OwnPage,
+    door: OwnedFd,
+    /// The end of the door that is the peer's.
+    given: OwnedFd,
+}
 
 impl Mine {
     pub(crate) fn new() -> std::io::Result<Self> {
         let page = OwnPage::new("kvx-shm-link", PAGE)?;
         page.word64(AT_MAGIC).store(MAGIC, Relaxed);
-        Ok(Self(page))
+        let (door, given) = socket::door()?;
+        Ok(Self { page, door, given })
     }
 
-    pub(crate) fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.fd()
+    /// What the peer is sent: this page, the table of this engine, and the door.
+    pub(crate) fn carried<'a>(&'a self, table: &'a OwnTable) -> [BorrowedFd<'a>; 3] {
+        [self.page.fd(), table.fd(), self.given.as_fd()]
     }
 }
+
+/// What a peer has sent: its page, its table, and its door.
+pub(crate) type Theirs = [OwnedFd; 3];
 
 impl Link {
     /// # Errors
@@ -146,16 +188,27 @@ impl Link {
         pid: i32,
         reach: Reach,
         mine: Mine,
-        page: &OwnedFd,
-        table: &OwnedFd,
+        theirs: Theirs,
     ) -> Result<Self, String> {
-        let theirs = ForeignPage::map(page, PAGE)?;
+        let [page, table, there] = theirs;
+        let theirs = ForeignPage::map(&page, PAGE)?;
         if theirs.load64(AT_MAGIC) != MAGIC {
             return Err("the page of the connection is of another version".into());
         }
-        let regions = ForeignTable::map(table)?;
-        let (over, rung) = (AtomicBool::new(false), AtomicU32::new(0));
-        Ok(Self { socket, process, pid, reach, mine: mine.0, theirs, regions, over, rung })
+        let regions = ForeignTable::map(&table)?;
+        Ok(Self {
+            socket,
+            process,
+            pid,
+            reach,
+            mine: mine.page,
+            theirs,
+            regions,
+            over: AtomicBool::new(false),
+            rung: AtomicU32::new(0),
+            doors: Doors { here: mine.door, there },
+            knocked: AtomicU32::new(0),
+        })
     }
 
     /// Puts a record into the ring. `false` when there is no room: nothing was done, and the peer has been asked to ring
@@ -273,6 +326,29 @@ impl Link {
         }
     }
 
+    /// Wakes the peer's program if it may be asleep. To be called after something changed for it. Only one thread at a time may
+    /// do so.
+    pub(crate) fn knock(&self) {
+        fence(SeqCst);
+        let listens = self.regions.0.load32(AT_LISTENS);
+        if listens % 2 == 1 && self.knocked.swap(listens, Relaxed) != listens {
+            // Counted before and after, so that whoever sees the same count twice has heeded all of it.
+            self.mine.word32(AT_KNOCKS).fetch_add(1, SeqCst);
+            socket::knock(&self.doors.there);
+            self.mine.word32(AT_KNOCKS).fetch_add(1, SeqCst);
+        }
+    }
+
+    /// How often the peer has begun and ended to knock.
+    pub(crate) fn knocks(&self) -> u32 {
+        self.theirs.load32(AT_KNOCKS)
+    }
+
+    /// Where the peer knocks.
+    pub(crate) fn door(&self) -> &OwnedFd {
+        &self.doors.here
+    }
+
     /// Begins to copy out of the peer's memory. `None` when that is not allowed any more.
     pub(crate) fn enter(&self) -> Option<Inside<'_>> {
         self.mine.word32(AT_READING).fetch_add(1, SeqCst);
@@ -343,12 +419,11 @@ mod tests {
     /// A connection, and the page by which the peer speaks.
     fn link() -> (Link, OwnPage, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        let theirs = Mine::new().unwrap();
-        let (page, table) = (theirs.fd().try_clone_to_owned().unwrap(), OwnTable::new().unwrap());
-        let table = table.fd().try_clone_to_owned().unwrap();
+        let (theirs, table) = (Mine::new().unwrap(), OwnTable::new().unwrap());
+        let carried = theirs.carried(&table).map(|fd| fd.try_clone_to_owned().unwrap());
         let mine = Mine::new().unwrap();
-        let link = Link::new(here.into(), None, 0, Reach::Yes, mine, &page, &table).unwrap();
-        (link, theirs.0, there)
+        let link = Link::new(here.into(), None, 0, Reach::Yes, mine, carried).unwrap();
+        (link, theirs.page, there)
     }
 
     #[test]

@@ -8,8 +8,8 @@ use kvx_core::id::PeerId;
 use crate::engine::Shared;
 use crate::error::{BACKEND, refused};
 use crate::link::RING;
-use crate::record::{self, Header, Record, Reply, Write};
-use crate::state::{Peer, Phase, Place, State};
+use crate::record::{Header, Record, Reply, Write};
+use crate::state::{Outgoing, Peer, Phase, Place, State};
 use crate::sys::memfd::Foreign;
 use crate::work::{Run, Serve, Target};
 
@@ -109,7 +109,7 @@ impl Shared {
                 }
                 state.kick(peer);
             }
-            Err(reply) => self.send(state, peer, record::reply(sequence, reply), None, None),
+            Err(reply) => self.send(state, peer, Outgoing::reply(sequence, reply)),
         }
     }
 }

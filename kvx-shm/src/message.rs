@@ -7,7 +7,7 @@ use crate::sys::socket::FRAME;
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// The first of each side. Brings two descriptors: the sender's page for this connection, and its table of regions.
+    /// The first of each side. Brings three descriptors: the sender's page for this connection, its table, and its door.
     Hello(Hello),
     /// The sender has put something into its ring, or taken something out of the receiver's.
     Bell,
@@ -61,7 +61,7 @@ impl Message {
     /// How many descriptors it brings.
     pub(crate) const fn descriptors(&self) -> usize {
         match self {
-            Self::Hello(_) => 2,
+            Self::Hello(_) => 3,
             Self::Segment { .. } => 1,
             _ => 0,
         }

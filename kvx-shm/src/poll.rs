@@ -5,6 +5,8 @@ use std::time::Instant;
 use kvx_core::backend::{Event, Events};
 
 use crate::engine::Shared;
+use crate::state::State;
+use crate::sys::socket;
 
 impl Shared {
     pub(crate) fn poll(&self, events: &mut Events) {
@@ -12,6 +14,11 @@ impl Shared {
         let mut wake = false;
         if self.options.spin_us > 0 {
             state.polled = Some(Instant::now());
+            if !std::mem::replace(&mut state.spins, true) {
+                self.table.listens_no_more();
+                // It looks by itself how long that lasts.
+                wake = true;
+            }
         }
         if state.events.is_empty() {
             // Sooner than the thread that would be woken for it.
@@ -44,15 +51,43 @@ impl Shared {
             }
             events.push(event);
         }
-        if state.signalled && state.events.is_empty() {
-            state.signalled = false;
-            let mut count = [0; 8];
-            // It was written once since it was read last.
-            let _ = rustix::io::read(&self.signal, &mut count);
+        if state.events.is_empty() {
+            self.signal_no_more(&mut state);
+            self.heed(&mut state);
         }
         drop(state);
         if wake {
             self.wake();
+        }
+    }
+
+    /// Heeds knocks: doors are quiet until there is more, and then peers knock again.
+    fn heed(&self, state: &mut State) {
+        let mut heard = false;
+        let State { open, peers, .. } = state;
+        for peer in open.values() {
+            let Some(known) = peers.get_mut(*peer) else { continue };
+            let Some(link) = &known.link else { continue };
+            let knocks = link.knocks();
+            if knocks != known.heeded {
+                socket::heed(link.door());
+                known.heeded = knocks;
+                heard = true;
+            }
+        }
+        if heard && !state.spins {
+            self.table.listens();
+            // What came before they could know.
+            self.look(state);
+            self.signal(state);
+        }
+    }
+
+    /// The program has stopped polling: from now on it is woken.
+    pub(crate) fn listens_again(&self, state: &mut State) {
+        if std::mem::replace(&mut state.spins, false) {
+            self.table.listens();
+            self.signal(state);
         }
     }
 }

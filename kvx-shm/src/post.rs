@@ -15,7 +15,7 @@ use crate::probe::{BATCH, IN_FLIGHT, NOTIFICATION};
 use crate::record::{self, Part, Source, Write};
 use crate::route::Route;
 use crate::segment::Segment;
-use crate::state::{Flight, Imported, Phase, Registered, State};
+use crate::state::{Flight, Imported, Outgoing, Phase, Registered, State};
 use crate::work::{Read, Run, Target};
 
 /// A batch's regions, each once.
@@ -62,8 +62,7 @@ impl Shared {
         }
         match (segments.is_empty(), mode) {
             (true, _) => {
-                let note = record::note(notify.unwrap_or_default());
-                self.send(&mut state, peer, note, Some(id), None);
+                self.send(&mut state, peer, Outgoing::note(notify.unwrap_or_default(), id));
             }
             (false, Mode::Write) => self.post_write(&mut state, id, peer, &named, places, notify),
             (false, Mode::Read) => {
@@ -134,7 +133,7 @@ impl Shared {
             flight.segments = used.iter().map(|segment| segment.number).collect();
             flight.sequence = Some(sequence);
         }
-        self.send(state, peer, write.encode(), None, Some(sequence));
+        self.send(state, peer, Outgoing::write(&write));
     }
 
     pub(crate) fn cancel(&self, id: TransferId) -> Result<()> {

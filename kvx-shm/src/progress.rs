@@ -39,6 +39,7 @@ impl Shared {
                 let watched = self.is_watched(&state);
                 if !watched {
                     self.table.falls_asleep();
+                    self.listens_again(&mut state);
                 }
                 if with_mail(&state).is_some() {
                     if !watched {
@@ -152,6 +153,9 @@ impl Shared {
                 Some(Source::Peer(peer)) => self.hear(state, peer, token),
                 Some(Source::Process(peer)) => {
                     self.bury(state, peer, "the peer's process is gone".into());
+                }
+                Some(Source::Door(peer)) => {
+                    self.bury(state, peer, "the peer has ended the connection".into());
                 }
             },
         }

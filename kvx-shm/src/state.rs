@@ -22,6 +22,7 @@ use crate::error::stale;
 use crate::host::Host;
 use crate::link::{Link, Mine};
 use crate::message::Message;
+use crate::record::{self, Reply, Write};
 use crate::route::Route;
 use crate::segment::Segment;
 use crate::sys::memfd::Foreign;
@@ -55,6 +56,8 @@ pub(crate) struct State {
     pub(crate) record: Vec<u8>,
     /// When the program polled last, where it is asked to spin.
     pub(crate) polled: Option<Instant>,
+    /// The program polls without sleeping, so nobody need wake it.
+    pub(crate) spins: bool,
     pub(crate) offered: bool,
     pub(crate) closed: bool,
     /// All is over: threads end.
@@ -110,6 +113,8 @@ pub(crate) enum Source {
     Peer(PeerId),
     /// A peer's process.
     Process(PeerId),
+    /// The end of the door that a peer has.
+    Door(PeerId),
 }
 
 /// Which of a peer's lanes.
@@ -145,6 +150,8 @@ pub(crate) struct Peer {
     pub(crate) phase: Phase,
     pub(crate) dialing: Option<Dialing>,
     pub(crate) link: Option<Arc<Link>>,
+    /// How many of the peer's knocks at this side's door were heeded.
+    pub(crate) heeded: u32,
     pub(crate) inbox: Inbox,
     pub(crate) tokens: Vec<u64>,
     /// The peer's memory that is mapped here, by its numbers.
@@ -193,10 +200,32 @@ pub(crate) enum Phase {
 /// A record that is to go into the ring.
 pub(crate) struct Outgoing {
     pub(crate) record: Vec<u8>,
+    /// The peer's thread is to look at it, and not only the peer's program, which may be away.
+    pub(crate) for_thread: bool,
     /// What settles once it is there.
     pub(crate) settles: Option<TransferId>,
     /// The write that it is.
     pub(crate) sequence: Option<u64>,
+}
+
+impl Outgoing {
+    /// A notification, which is for the peer's program: it may wait in the ring until that polls.
+    pub(crate) fn note(payload: &[u8], settles: TransferId) -> Self {
+        let record = record::note(payload);
+        Self { record, for_thread: false, settles: Some(settles), sequence: None }
+    }
+
+    /// A write, which the peer's thread has carried out.
+    pub(crate) fn write(write: &Write) -> Self {
+        let (record, sequence) = (write.encode(), Some(write.sequence));
+        Self { record, for_thread: true, settles: None, sequence }
+    }
+
+    /// An answer to a write. Reads that were posted after it may wait for it, so the peer's thread is to know.
+    pub(crate) fn reply(sequence: u64, reply: Reply) -> Self {
+        let record = record::reply(sequence, reply);
+        Self { record, for_thread: true, settles: None, sequence: None }
+    }
 }
 
 /// A transfer whose settled event was not polled.
@@ -315,6 +344,7 @@ impl Peer {
             phase: Phase::Open,
             dialing: None,
             link: None,
+            heeded: 0,
             inbox: Inbox::default(),
             tokens: Vec::new(),
             foreign: HashMap::new(),

@@ -13,7 +13,7 @@ use crate::engine::Shared;
 use crate::error::{down, refused};
 use crate::host::Reach;
 use crate::link::Link;
-use crate::record::{self, Reply};
+use crate::record::Reply;
 use crate::route::Route;
 use crate::state::{Imported, Lanes, Outgoing, Phase, Place, State};
 use crate::sys::copy::copy;
@@ -201,7 +201,7 @@ impl Shared {
             // What ended the connection settles it.
             (Err(_), _) if !open => return,
             (Ok(_), Some(note)) if open => {
-                self.send(state, peer, record::note(&note), Some(id), None);
+                self.send(state, peer, Outgoing::note(&note, id));
                 return;
             }
             // It was not told, so it is not done.
@@ -240,7 +240,7 @@ impl Shared {
             state.events.push_back(Event::Notified { peer, payload });
             self.signal(state);
         }
-        self.send(state, peer, record::reply(sequence, reply), None, None);
+        self.send(state, peer, Outgoing::reply(sequence, reply));
     }
 
     /// A lane has no thread any more.
@@ -260,16 +260,9 @@ impl Shared {
     }
 
     /// Puts a record into the ring of a peer, now or as soon as there is room.
-    pub(crate) fn send(
-        &self,
-        state: &mut State,
-        peer: PeerId,
-        record: Vec<u8>,
-        settles: Option<TransferId>,
-        sequence: Option<u64>,
-    ) {
+    pub(crate) fn send(&self, state: &mut State, peer: PeerId, outgoing: Outgoing) {
         if let Some(known) = state.peers.get_mut(peer) {
-            known.out.push_back(Outgoing { record, settles, sequence });
+            known.out.push_back(outgoing);
             self.flush(state, peer);
         }
     }

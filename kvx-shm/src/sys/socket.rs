@@ -46,6 +46,24 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// The two ends of a door: the one that is listened at, and the one that is given away to knock with.
+pub(crate) fn door() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// Makes the other end of a door readable. Never blocks, whatever the descriptor is: a peer has chosen it.
+pub(crate) fn knock(door: &OwnedFd) {
+    // Where there is no room it is readable; where it is no door, or is gone, nobody is there to hear.
+    let _ = rustix::net::send(door, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+/// Makes an end of a door that is listened at unreadable again, up to a bound that honest peers stay below.
+pub(crate) fn heed(door: &OwnedFd) {
+    let mut knocks = [0; 64];
+    let _ = rustix::net::recv(door, &mut knocks, RecvFlags::DONTWAIT);
+}
+
 /// Ends a connection in both directions, so that the peer sees it at once.
 pub(crate) fn shut(socket: &OwnedFd) {
     // It may be over already.
@@ -58,7 +76,7 @@ pub(crate) fn send(
     frame: &[u8; FRAME],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<bool> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -255,6 +273,35 @@ mod tests {
             }
         }
         assert_eq!(seen, 40);
+    }
+
+    #[test]
+    fn a_door_is_readable_from_a_knock_until_it_is_heeded() {
+        let (here, there) = door().unwrap();
+        assert!(!is_readable(&here));
+        knock(&there);
+        knock(&there);
+        assert!(is_readable(&here));
+        heed(&here);
+        assert!(!is_readable(&here));
+        // More knocks than there is room for block nobody.
+        for _ in 0..100_000 {
+            knock(&there);
+        }
+        assert!(is_readable(&here));
+        // Nor does what is no door.
+        let (_read, write) = std::io::pipe().unwrap();
+        let write = OwnedFd::from(write);
+        knock(&write);
+        heed(&write);
+        drop(here);
+        knock(&there);
+    }
+
+    fn is_readable(door: &OwnedFd) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec};
+        let mut ready = [PollFd::from_borrowed_fd(door.as_fd(), PollFlags::IN)];
+        matches!(rustix::event::poll(&mut ready, Some(&Timespec::default())), Ok(1..))
     }
 
     #[test]
