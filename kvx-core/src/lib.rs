@@ -14,6 +14,7 @@ pub mod plan;
 pub mod port;
 pub mod registry;
 pub mod slots;
+pub mod thread;
 pub mod transfer;
 pub mod wire;
 

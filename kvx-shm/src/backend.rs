@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use kvx_core::backend::{Events, PeerInfo, Submit, TransferBackend};
 use kvx_core::capability::Capabilities;
 use kvx_core::id::{Incarnation, PeerId, TransferId};
+use kvx_core::thread::{runs_briefly, runs_long};
 use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_core::{Error, ErrorKind, Result};
 
@@ -33,9 +34,15 @@ impl ShmBackend {
         let (shared, listener) = Shared::new(options)?;
         let backend = Arc::new(Self { shared: Arc::new(shared) });
         let shared = &backend.shared;
-        start(shared, "kvx-shm".into(), move |shared| shared.progress(listener))?;
+        start(shared, "kvx-shm".into(), move |shared| {
+            runs_briefly();
+            shared.progress(listener);
+        })?;
         for index in 0..options.copy_threads {
-            start(shared, format!("kvx-shm-copy{index}"), |shared| shared.copy_jobs())?;
+            start(shared, format!("kvx-shm-copy{index}"), |shared| {
+                runs_long();
+                shared.copy_jobs();
+            })?;
         }
         Ok(backend)
     }

@@ -76,6 +76,7 @@ impl Shared {
         let mut record = Vec::new();
         if state.peers.get(peer).is_some_and(|known| known.link.is_some()) {
             self.take_mail(state, peer, &mut record, false);
+            self.signal(state);
         }
         self.end(state, peer, Some(why));
     }

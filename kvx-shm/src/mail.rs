@@ -26,7 +26,8 @@ const MOST_RECORDS: usize = 512;
 const ALL_RECORDS: usize = RING / Header::BYTES;
 
 impl Shared {
-    /// Takes what is in a peer's ring. Where its connection is over, writes are no longer carried out.
+    /// Takes what is in a peer's ring. Where its connection is over, writes are no longer carried out. Events that this brings
+    /// are not signalled yet.
     pub(crate) fn take_mail(&self, state: &mut State, peer: PeerId, record: &mut Vec<u8>, open: bool) {
         let mut taken = false;
         for _ in 0..if open { MOST_RECORDS } else { ALL_RECORDS } {
@@ -52,7 +53,6 @@ impl Shared {
                     known.notes += 1;
                     known.note_bytes += payload.len();
                     state.events.push_back(Event::Notified { peer, payload });
-                    self.signal(state);
                 }
                 Some(Record::Reply { sequence, reply }) => {
                     if let Some(id) = known.writes.remove(&sequence) {
@@ -60,7 +60,6 @@ impl Shared {
                             state.went(id, route);
                         }
                         state.settle(id, outcome(reply, peer));
-                        self.signal(state);
                         state.kick(peer);
                     }
                 }

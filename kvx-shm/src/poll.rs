@@ -20,40 +20,28 @@ impl Shared {
                 wake = true;
             }
         }
+        // Sooner than the thread that would be woken for it.
         if state.events.is_empty() {
-            // Sooner than the thread that would be woken for it.
             self.look(&mut state);
         }
-        while events.room() > 0 {
-            let Some(event) = state.events.pop_front() else { break };
-            match &event {
-                Event::Settled { id, .. } => {
-                    let peer = state.flights.remove(id).map(|flight| flight.peer);
-                    if let Some(known) = peer.and_then(|peer| state.peers.get_mut(peer)) {
-                        known.in_flight = known.in_flight.saturating_sub(1);
-                    }
-                }
-                Event::Notified { peer, payload } => {
-                    if let Some(known) = state.peers.get_mut(*peer) {
-                        known.notes = known.notes.saturating_sub(1);
-                        known.note_bytes = known.note_bytes.saturating_sub(payload.len());
-                        // Half of them are gone, or all that are polled at once.
-                        wake |= known.stalled;
-                    }
-                }
-                Event::PeerDown { peer, .. } => {
-                    let gone = state.peers.remove(*peer);
-                    for key in gone.into_iter().flat_map(|known| known.keys) {
-                        state.keys.remove(key);
-                    }
-                }
-                _ => {}
+        loop {
+            while events.room() > 0
+                && let Some(event) = state.events.pop_front()
+            {
+                wake |= given(&mut state, &event);
+                events.push(event);
             }
-            events.push(event);
-        }
-        if state.events.is_empty() {
+            if !state.events.is_empty() {
+                break;
+            }
             self.signal_no_more(&mut state);
-            self.heed(&mut state);
+            if !self.heed(&mut state) {
+                break;
+            }
+            if events.room() == 0 {
+                self.signal(&mut state);
+                break;
+            }
         }
         drop(state);
         if wake {
@@ -61,8 +49,8 @@ impl Shared {
         }
     }
 
-    /// Heeds knocks: doors are quiet until there is more, and then peers knock again.
-    fn heed(&self, state: &mut State) {
+    /// Heeds knocks: doors are quiet until there is more, and then peers knock again. Returns whether there is more already.
+    fn heed(&self, state: &mut State) -> bool {
         let mut heard = false;
         let State { open, peers, .. } = state;
         for peer in open.values() {
@@ -79,8 +67,8 @@ impl Shared {
             self.table.listens();
             // What came before they could know.
             self.look(state);
-            self.signal(state);
         }
+        !state.events.is_empty()
     }
 
     /// The program has stopped polling: from now on it is woken.
@@ -90,4 +78,32 @@ impl Shared {
             self.signal(state);
         }
     }
+}
+
+/// Forgets what an event that is given was kept for. Returns whether the thread that sleeps on the sockets can go on.
+fn given(state: &mut State, event: &Event) -> bool {
+    match event {
+        Event::Settled { id, .. } => {
+            let peer = state.flights.remove(id).map(|flight| flight.peer);
+            if let Some(known) = peer.and_then(|peer| state.peers.get_mut(peer)) {
+                known.in_flight = known.in_flight.saturating_sub(1);
+            }
+        }
+        Event::Notified { peer, payload } => {
+            if let Some(known) = state.peers.get_mut(*peer) {
+                known.notes = known.notes.saturating_sub(1);
+                known.note_bytes = known.note_bytes.saturating_sub(payload.len());
+                // Half of them are gone, or all that are polled at once.
+                return known.stalled;
+            }
+        }
+        Event::PeerDown { peer, .. } => {
+            let gone = state.peers.remove(*peer);
+            for key in gone.into_iter().flat_map(|known| known.keys) {
+                state.keys.remove(key);
+            }
+        }
+        _ => {}
+    }
+    false
 }

@@ -72,7 +72,7 @@ impl Shared {
         !spin.is_zero() && state.polled.is_some_and(|polled| polled.elapsed() < spin)
     }
 
-    /// Takes what is in all rings.
+    /// Takes what is in all rings. Events that this brings are not signalled yet.
     pub(crate) fn look(&self, state: &mut State) {
         if with_mail(state).is_none() {
             return;
@@ -111,6 +111,7 @@ impl Shared {
             }
             keep
         });
+        self.signal(state);
         state.record = record;
     }
 

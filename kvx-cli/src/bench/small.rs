@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvx_core::memory::Region;
+use kvx_core::thread::runs_briefly;
 use kvx_core::transfer::Segment;
 use kvx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -85,6 +86,8 @@ pub(crate) fn notify(rig: &mut Rig<'_>, times: u32) -> Result<Notify> {
 
 fn asleep(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
     let Some(link) = rig.links.first() else { return Ok(None) };
+    // As a thread should that waits for notifications. Threads that copy have been started, or do not inherit it.
+    runs_briefly();
     rig.process.echo(link.there, link.here, times, false)?;
     let rank = &rig.ranks.list()[link.here];
     let times = rig.fabric.runtime.block_on(async {

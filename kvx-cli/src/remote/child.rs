@@ -181,6 +181,7 @@ impl Engine {
             }
             return Ok(Answer::Done);
         }
+        kvx_core::thread::runs_briefly();
         self.fabric.runtime.block_on(async {
             let driver = tokio::spawn(port.drive());
             for _ in 0..times {

@@ -290,7 +290,7 @@ mod tests {
         }
         assert!(is_readable(&here));
         // Nor does what is no door.
-        let (_read, write) = std::io::pipe().unwrap();
+        let (_read, write) = io::pipe().unwrap();
         let write = OwnedFd::from(write);
         knock(&write);
         heed(&write);
