@@ -12,7 +12,8 @@
 //! [`submit`](TransferBackend::submit) posts a batch, [`poll`](TransferBackend::poll) brings events. One dynamic call per
 //! batch, none per segment. The contract, each point of which has a conformance test:
 //!
-//! 1. *Settled* is reported exactly once for every submitted transfer, with its outcome.
+//! 1. *Settled* is reported exactly once for every submitted transfer, with its outcome: by an event, or, where it is done
+//!    before the call returns, by [`Submit::Done`].
 //! 2. *Settled* as done, and *notified*, mean that the data is visible to users of that kind of memory at the place that
 //!    was written.
 //! 3. A notification is delivered after the data that it follows, at most once, whoever polls; and not at all when the
@@ -65,8 +66,8 @@ pub trait TransferBackend: MemoryRegistry + Handshake + fmt::Debug + Send + Sync
     /// all data of the batch is visible to it (for a read: once all of it was read).
     ///
     /// `segments` may be empty only with `notify`: a bare notification, ordered after nothing. `id` is the caller's, and
-    /// unique among transfers not yet settled. Small batches may complete within the call; their settled event is still
-    /// delivered by [`poll`](Self::poll).
+    /// unique among transfers not yet settled. Small batches may be done within the call, which then may say so instead of
+    /// an event ([`Submit::Done`]).
     ///
     /// # Errors
     ///
@@ -157,8 +158,22 @@ pub const SEVER_BOUND: std::time::Duration = std::time::Duration::from_secs(2);
 pub enum Submit {
     /// Posted: a settled event will follow.
     Submitted,
+    /// Posted and done, all of it, its notification on its way: no event will follow. Saves those who wait for something
+    /// small from being woken for it.
+    Done {
+        /// As in [`Outcome::Done`].
+        route: Option<&'static str>,
+    },
     /// No room now: nothing was posted. Try again after some transfer settled.
     Full,
+}
+
+impl Submit {
+    /// Whether it was posted.
+    #[must_use]
+    pub const fn is_posted(self) -> bool {
+        !matches!(self, Self::Full)
+    }
 }
 
 /// Something that happened.

@@ -70,9 +70,7 @@ fn attributes() -> io::Result<libc::sched_attr> {
         sched_period: 0,
     };
     // SAFETY: the kernel writes at most `size` bytes, which is what the struct has.
-    let result = unsafe {
-        libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0)
-    };
+    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
     if result == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
 

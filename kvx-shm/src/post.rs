@@ -46,6 +46,9 @@ impl Shared {
         if full {
             return Ok(Submit::Full);
         }
+        if segments.is_empty() && self.told_at_once(&mut state, peer, notify) {
+            return Ok(Submit::Done { route: None });
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let flight = Flight {
             peer,
@@ -81,8 +84,7 @@ impl Shared {
                 {
                     known.reads.busy = true;
                     drop(state);
-                    self.read_inline(peer, Box::new(read), &link);
-                    return Ok(Submit::Submitted);
+                    return Ok(self.read_inline(peer, read, &link));
                 }
                 known.reads.jobs.push_back(read);
                 state.kick(peer);

@@ -314,6 +314,14 @@ impl State {
         self.events.push_back(Event::Settled { id, outcome });
     }
 
+    /// A transfer is done, and its poster is told so at once: nothing is left of it.
+    pub(crate) fn never_settles(&mut self, id: TransferId) {
+        let peer = self.flights.remove(&id).map(|flight| flight.peer);
+        if let Some(known) = peer.and_then(|peer| self.peers.get_mut(peer)) {
+            known.in_flight = known.in_flight.saturating_sub(1);
+        }
+    }
+
     /// A lane's first job may be one that can be carried out now.
     pub(crate) fn kick(&mut self, peer: PeerId) {
         let Some(known) = self.peers.get_mut(peer).filter(|known| known.phase == Phase::Open) else {

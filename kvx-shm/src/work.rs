@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kvx_core::Error;
-use kvx_core::backend::{Event, Outcome};
+use kvx_core::backend::{Event, Outcome, Submit};
 use kvx_core::id::{PeerId, RegionId, TransferId};
 use kvx_core::memory::Region;
 
@@ -13,7 +13,7 @@ use crate::engine::Shared;
 use crate::error::{down, refused};
 use crate::host::Reach;
 use crate::link::Link;
-use crate::record::Reply;
+use crate::record::{self, Reply};
 use crate::route::Route;
 use crate::state::{Imported, Lanes, Outgoing, Phase, Place, State};
 use crate::sys::copy::copy;
@@ -140,8 +140,39 @@ impl Shared {
     }
 
     /// Carries a read out on the calling thread. The lane must have been made busy for it.
-    pub(crate) fn read_inline(&self, peer: PeerId, read: Box<Read>, link: &Link) {
-        self.carry_out(peer, Job::Read(read), link, &mut Scratch::default());
+    pub(crate) fn read_inline(&self, peer: PeerId, read: Read, link: &Link) -> Submit {
+        let result = run_read(&read, link, &mut Scratch::default());
+        let Read { id, hold, note, stop, .. } = read;
+        drop(hold);
+        let mut state = self.lock();
+        let done = match result {
+            Ok(route) if self.told_at_once(&mut state, peer, note.as_deref()) => {
+                state.went(id, route);
+                state.never_settles(id);
+                Submit::Done { route: route.name() }
+            }
+            result => {
+                self.has_read(&mut state, peer, id, result, note, &stop);
+                Submit::Submitted
+            }
+        };
+        self.freed(&mut state, peer, Lanes::Reads);
+        done
+    }
+
+    /// Tells an open peer what there is to be told, unless that has to wait. Returns whether it was.
+    pub(crate) fn told_at_once(&self, state: &mut State, peer: PeerId, note: Option<&[u8]>) -> bool {
+        let Some(known) = state.peers.get(peer).filter(|known| known.phase == Phase::Open) else {
+            return false;
+        };
+        let Some(note) = note else { return true };
+        let nothing_waits = known.out.is_empty() && known.unsent.is_empty();
+        let Some(link) = known.link.as_ref().filter(|_| nothing_waits) else { return false };
+        let told = link.put(&record::note(note));
+        if told {
+            link.knock();
+        }
+        told
     }
 
     /// Takes a peer's write, and carries it out on the calling thread. The lane must have been made busy for it.

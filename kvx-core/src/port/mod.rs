@@ -66,6 +66,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::backend::{Events, SEVER_BOUND, TransferBackend};
 use crate::capability::Capabilities;
@@ -94,6 +95,9 @@ use state::{Effects, Stage, State};
 /// Most events that one [`Port::poll`] takes.
 const EVENTS_PER_POLL: usize = 256;
 
+/// The longest sleep of a wait that blocks, before it looks again.
+const DOZE: Duration = Duration::from_millis(1);
+
 /// Most notifications kept until they are taken: see [`Port::next_notification`].
 pub const KEPT_NOTIFICATIONS: usize = 8192;
 
@@ -113,6 +117,8 @@ struct Inner {
     state: Mutex<State>,
     /// Drivers that run.
     drivers: AtomicUsize,
+    /// Held by the thread that sleeps on the backend's descriptor, in a wait that blocks.
+    dozing: Mutex<()>,
 }
 
 impl Port {
@@ -141,6 +147,7 @@ impl Port {
                 events: Mutex::new(Events::with_limit(EVENTS_PER_POLL)),
                 state: Mutex::new(State::default()),
                 drivers: AtomicUsize::new(0),
+                dozing: Mutex::new(()),
             }),
         })
     }

@@ -3,10 +3,12 @@
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 use super::state::{Effects, Finished, Stage, State};
 use super::transfer::{Pause, TransferReport};
 use super::waiters::Topic;
-use super::{EVENTS_PER_POLL, Inner, KEPT_NOTIFICATIONS, Port};
+use super::{DOZE, EVENTS_PER_POLL, Inner, KEPT_NOTIFICATIONS, Port};
 use crate::backend::Events;
 use crate::error::{Error, Result};
 use crate::id::PeerId;
@@ -83,6 +85,20 @@ impl Inner {
         drop(events);
         self.run(effects);
         count
+    }
+
+    /// Sleeps until the backend has events, at most for `longest`, and never long: another thread may take the event for
+    /// which the caller waits. Returns `false`, at once, where there is no descriptor, or another thread sleeps on it.
+    pub(super) fn doze(&self, longest: Duration) -> bool {
+        let Some(descriptor) = self.backend.event_fd().filter(|_| self.capabilities.event_fd)
+        else {
+            return false;
+        };
+        let Ok(_alone) = self.dozing.try_lock() else { return false };
+        let mut ready = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
+        let limit = Timespec::try_from(longest.min(DOZE)).ok();
+        // An error, or a signal, is a short sleep.
+        limit.is_some() && rustix::event::poll(&mut ready, limit.as_ref()).is_ok()
     }
 
     fn finish(&self, finished: Finished) {
@@ -209,7 +225,11 @@ impl Port {
             }
             match pause.next() {
                 None => std::thread::yield_now(),
-                Some(pause) => std::thread::sleep(pause.min(left)),
+                Some(pause) => {
+                    if !self.inner.doze(left) {
+                        std::thread::sleep(pause.min(left));
+                    }
+                }
             }
         }
     }

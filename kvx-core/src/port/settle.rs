@@ -29,7 +29,12 @@ impl State {
         }
     }
 
-    fn batch_settled(&mut self, id: TransferId, outcome: Outcome, effects: &mut Effects) {
+    pub(super) fn batch_settled(
+        &mut self,
+        id: TransferId,
+        outcome: Outcome,
+        effects: &mut Effects,
+    ) {
         let Some(transfer) = self.batches.remove(&id) else {
             tracing::error!(%id, "the backend settled a transfer that is not in flight");
             return;

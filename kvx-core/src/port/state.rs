@@ -13,7 +13,7 @@ use super::split::{Cutter, Size};
 use super::stats::PortStats;
 use super::transfer::Slot;
 use super::waiters::{Topic, Waiters};
-use crate::backend::Submit;
+use crate::backend::{Outcome, Submit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{PeerId, RegionId, TransferId};
 use crate::memory::Region;
@@ -267,7 +267,7 @@ impl State {
     ) -> bool {
         let Ticket { id, peer, mut work, last, settles, .. } = ticket;
         match said {
-            Ok(Submit::Submitted) => {
+            Ok(said @ (Submit::Submitted | Submit::Done { .. })) => {
                 self.count(peer, |stats| stats.batches += 1);
                 if let Some(known) = self.peers.get_mut(&peer) {
                     known.last_batch = id.0;
@@ -279,6 +279,9 @@ impl State {
                     self.keep_spare(work.cutter.into_spare());
                 } else {
                     self.queue_first(peer, work);
+                }
+                if let Submit::Done { route } = said {
+                    self.batch_settled(id, Outcome::Done { route }, effects);
                 }
                 true
             }

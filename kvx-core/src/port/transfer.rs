@@ -13,7 +13,7 @@ use super::peers::Peer;
 use super::regions::{RegionSet, stale};
 use super::split::{self, Cutter, Size};
 use super::state::{Effects, Record, State};
-use super::{Port, waiters::Topic};
+use super::{DOZE, Port, waiters::Topic};
 use crate::error::{Error, Result, Retry};
 use crate::id::{PeerId, RegionId};
 use crate::memory::Region;
@@ -250,7 +250,12 @@ impl Transfer {
             }
             match pause.next() {
                 None => std::thread::yield_now(),
-                Some(pause) => self.slot.sleep(pause.min(left)),
+                Some(_) if self.port.is_driven() => self.slot.sleep(DOZE.min(left)),
+                Some(pause) => {
+                    if !self.port.inner.doze(left) {
+                        self.slot.sleep(pause.min(left));
+                    }
+                }
             }
         }
     }
@@ -306,6 +311,8 @@ pub(super) struct Slot {
 struct Inside {
     outcome: Outcome,
     waker: Option<Waker>,
+    /// Threads that sleep until it is there.
+    sleepers: u32,
 }
 
 #[derive(Debug, Default)]
@@ -323,12 +330,14 @@ impl Slot {
 
     /// Leaves the outcome and wakes whoever waits for it. No lock of the port is held.
     pub(super) fn put(&self, result: Result<TransferReport>) {
-        let waker = {
+        let (waker, sleepers) = {
             let mut inside = self.lock();
             inside.outcome = Outcome::Ready(result);
-            inside.waker.take()
+            (inside.waker.take(), inside.sleepers)
         };
-        self.settled.notify_all();
+        if sleepers > 0 {
+            self.settled.notify_all();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -355,10 +364,11 @@ impl Slot {
     }
 
     fn sleep(&self, longest: Duration) {
-        let inside = self.lock();
+        let mut inside = self.lock();
         if matches!(inside.outcome, Outcome::Pending) {
+            inside.sleepers += 1;
             let woken = self.settled.wait_timeout(inside, longest);
-            drop(woken.unwrap_or_else(PoisonError::into_inner));
+            woken.unwrap_or_else(PoisonError::into_inner).0.sleepers -= 1;
         }
     }
 }

@@ -320,6 +320,13 @@ impl<'a> World<'a> {
                 self.posts.insert(id, (self.weather.changes(), Arc::clone(&to)));
                 self.checker.posted(id)
             }
+            Ok(Submit::Done { route }) => {
+                self.report.posted += 1;
+                self.report.done += 1;
+                self.checker.posted(id)?;
+                let outcome = Outcome::Done { route };
+                self.checker.event(life, &Event::Settled { id, outcome }).map(drop)
+            }
             Ok(Submit::Full) => {
                 self.report.refused += 1;
                 self.checker.refused(id)?;
@@ -592,7 +599,9 @@ fn misuse<T>(what: &str, result: kvx_core::Result<T>) -> Verdict {
 fn refused(what: &str, result: kvx_core::Result<Submit>) -> Verdict {
     match result {
         Ok(Submit::Full) => Ok(()),
-        Ok(Submit::Submitted) => Err(Violation::new(format!("{what} is accepted"))),
+        Ok(Submit::Submitted | Submit::Done { .. }) => {
+            Err(Violation::new(format!("{what} is accepted")))
+        }
         Err(error) if matches!(error.kind(), ErrorKind::Misuse | ErrorKind::Peer) => Ok(()),
         Err(error) => Err(wrong(what)(error)),
     }

@@ -70,11 +70,9 @@ fn transfers_leave_nothing_behind() {
                 let note = posted.to_le_bytes();
                 let note = (posted % 5 == 0).then_some(&note[..]);
                 let id = TransferId(posted);
-                if pair.one.submit(id, pair.at_one, mode, &[segment], note).unwrap()
-                    == Submit::Submitted
-                {
-                    posted += 1;
-                }
+                let submit = pair.one.submit(id, pair.at_one, mode, &[segment], note).unwrap();
+                posted += u64::from(submit.is_posted());
+                settled += u64::from(matches!(submit, Submit::Done { .. }));
             }
             pair.one.poll(&mut events);
             for event in events.drain() {
@@ -160,7 +158,7 @@ fn killed_peers_leave_nothing_behind() {
             let id = TransferId(round * 100 + index);
             match one.submit(id, peer, mode, &[segment], Some(b"note")) {
                 Ok(Submit::Submitted) => posted += 1,
-                Ok(Submit::Full) => {}
+                Ok(Submit::Done { .. } | Submit::Full) => {}
                 Err(error) => panic!("{error}"),
             }
             if index == round % 20 {
@@ -311,8 +309,10 @@ fn notifications_wait_for_a_program_that_does_not_poll() {
         let note = posted.to_le_bytes();
         let result =
             pair.one.submit(TransferId(posted), pair.at_one, Mode::Write, &[], Some(&note));
-        if result.unwrap() == Submit::Submitted {
+        let submit = result.unwrap();
+        if submit.is_posted() {
             (posted, moved) = (posted + 1, Instant::now());
+            settled += u64::from(matches!(submit, Submit::Done { .. }));
             assert!(posted < 200_000, "there is no bound");
         }
         pair.one.poll(&mut events);

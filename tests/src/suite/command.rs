@@ -115,9 +115,17 @@ pub(crate) enum Answer {
     Remote(#[serde(with = "handle")] RemoteRegionId),
     Peer(#[serde(with = "handle")] PeerId),
     Met(#[serde(with = "handle")] PeerId, Vec<u8>),
-    Submitted(bool),
+    Posted(Posted),
     Events(Vec<Seen>),
     Claims(Box<Stated>),
+}
+
+/// What a backend said to a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Posted {
+    Full,
+    Submitted,
+    Done,
 }
 
 /// An event.

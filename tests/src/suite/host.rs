@@ -14,7 +14,7 @@ use kvx_core::transfer::PostedSegment;
 use kvx_core::{Error, ErrorKind, Result};
 
 use super::arena::Arena;
-use super::command::{Answer, Command, End, Post, Seen};
+use super::command::{Answer, Command, End, Post, Posted, Seen};
 use super::dice::pattern;
 
 /// One side.
@@ -154,7 +154,11 @@ fn submit(backend: &dyn TransferBackend, post: &Post) -> Result<Answer> {
     let segments: Vec<PostedSegment> = post.segments.iter().map(|piece| (*piece).into()).collect();
     let notify = post.notify.as_deref();
     let submit = backend.submit(TransferId(post.id), post.peer, post.mode, &segments, notify)?;
-    Ok(Answer::Submitted(submit == Submit::Submitted))
+    Ok(Answer::Posted(match submit {
+        Submit::Full => Posted::Full,
+        Submit::Submitted => Posted::Submitted,
+        Submit::Done { .. } => Posted::Done,
+    }))
 }
 
 fn poll(backend: &dyn TransferBackend, room: u32) -> Vec<Seen> {

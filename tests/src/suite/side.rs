@@ -10,7 +10,7 @@ use kvx_core::id::{PeerId, RegionId, RemoteRegionId};
 use kvx_core::transfer::{Mode, PostedSegment};
 
 use super::clause::{Breach, Verdict};
-use super::command::{Answer, Command, End, Post, Refusal};
+use super::command::{Answer, Command, End, Post, Posted, Refusal, Seen};
 use super::host::Host;
 use super::ledger::Ledger;
 use super::peer::Child;
@@ -202,11 +202,16 @@ impl Side {
         let segments = segments.iter().map(|segment| (*segment).into()).collect();
         let post = Post { id, peer, mode, segments, notify: notify.map(Vec::from) };
         match self.call("submit", Command::Submit(post))? {
-            Answer::Submitted(posted) => {
-                if posted {
+            Answer::Posted(posted) => {
+                if posted != Posted::Full {
                     self.ledger().posted(id, peer);
                 }
-                Ok(posted)
+                if posted == Posted::Done {
+                    self.ledger()
+                        .event(Seen::Settled { id, end: End::Done })
+                        .map_err(|breach| Breach::new(format!("at {}: {breach}", self.name())))?;
+                }
+                Ok(posted != Posted::Full)
             }
             other => Err(unexpected(&other)),
         }

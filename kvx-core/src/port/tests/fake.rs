@@ -22,8 +22,10 @@ use crate::transfer::{Mode, PostedSegment};
 pub(crate) enum Say {
     /// Takes it, and holds its completion until the test settles it.
     Hold,
-    /// Takes it, and it completes within the call.
+    /// Takes it, and it completes within the call: an event says so.
     Inline,
+    /// Takes it, and says that it is done.
+    Done,
     /// Takes it, and it fails within the call.
     InlineFailure,
     /// Has no room.
@@ -344,11 +346,12 @@ impl TransferBackend for Fake {
         match say {
             Say::Full => return Ok(Submit::Full),
             Say::Refuse => return Err(broken()),
-            Say::Hold | Say::Inline | Say::InlineFailure => {}
+            Say::Hold | Say::Inline | Say::Done | Say::InlineFailure => {}
         }
         let (segments, notify) = (segments.to_vec(), notify.map(<[u8]>::to_vec));
         inside.posts.push(Post { id, peer, mode, segments, notify });
         let outcome = match say {
+            Say::Done => return Ok(Submit::Done { route: None }),
             Say::Inline => Outcome::done(),
             Say::InlineFailure => Outcome::Failed(broken()),
             _ => {

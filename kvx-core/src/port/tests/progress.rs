@@ -20,6 +20,25 @@ fn a_full_queue_is_not_a_failure() {
     assert_eq!(setup.fake.posts().len(), 1);
 }
 
+/// Nobody polls: what is done within the call is known when it returns, and so is what waited for it.
+#[test]
+fn what_is_done_at_once_needs_no_event() {
+    let setup = Setup::one_by_one(2);
+    let mut first = setup.write(&segments(1), None);
+    setup.fake.always(Say::Done);
+    let mut second = setup.write(&segments(5), Some(b"n"));
+    assert!(second.is_settled() && !first.is_settled());
+    let report = second.try_result().unwrap().unwrap();
+    assert_eq!((report.batches, report.segments, report.route), (5, 5, None));
+    setup.fake.script([Say::Full]);
+    let mut third = setup.write(&segments(1), None);
+    assert!(!third.is_settled());
+    setup.settle_all();
+    assert!(first.try_result().unwrap().is_ok() && third.try_result().unwrap().is_ok());
+    let stats = setup.port.stats();
+    assert_eq!((stats.done, stats.failed, stats.full, stats.batches), (3, 0, 1, 7));
+}
+
 #[test]
 fn what_was_full_is_tried_again_when_something_settled_and_not_before() {
     let setup = Setup::new();

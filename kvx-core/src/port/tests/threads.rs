@@ -24,7 +24,7 @@ fn posting_polling_and_severing_at_once() {
             while !over.load(Ordering::SeqCst) {
                 round += 1;
                 if round.is_multiple_of(7) {
-                    setup.fake.script([Say::Full, Say::Inline, Say::Hold]);
+                    setup.fake.script([Say::Full, Say::Inline, Say::Done, Say::Hold]);
                 }
                 let held = setup.fake.held();
                 if held.is_empty() {

@@ -72,6 +72,10 @@ impl Crowd {
                     self.moved();
                     return Ok(());
                 }
+                Ok(Submit::Done { .. }) => {
+                    self.settled(id, true);
+                    return Ok(());
+                }
                 Ok(Submit::Full) => self.poll()?,
                 Err(error) => return Err(format!("a write failed: {error}")),
             }
@@ -83,18 +87,22 @@ impl Crowd {
         self.backend.poll(&mut events);
         for event in events.drain() {
             if let Event::Settled { id, outcome } = event {
-                let mut settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
-                let entry = settled.entry(id.0).or_insert((0, true));
-                entry.0 += 1;
-                entry.1 &= outcome.is_done();
-                drop(settled);
-                self.count.fetch_add(1, SeqCst);
-                self.moved();
+                self.settled(id, outcome.is_done());
             }
         }
         self.check_time()?;
         std::thread::yield_now();
         Ok(())
+    }
+
+    fn settled(&self, id: TransferId, done: bool) {
+        let mut settled = self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = settled.entry(id.0).or_insert((0, true));
+        entry.0 += 1;
+        entry.1 &= done;
+        drop(settled);
+        self.count.fetch_add(1, SeqCst);
+        self.moved();
     }
 
     /// Something moves: it is worth waiting.
@@ -205,6 +213,10 @@ fn whoever_polls(world: &World) -> Verdict {
                     );
                     match post {
                         Ok(Submit::Submitted) => break,
+                        Ok(Submit::Done { .. }) => {
+                            crowd.settled(id, true);
+                            break;
+                        }
                         Ok(Submit::Full) => crowd.check_time()?,
                         Err(error) => return Err(format!("a write failed: {error}")),
                     }
