@@ -1,0 +1,140 @@
+//! Transfers in flight: what is left to be posted, and what comes when all of it was.
+
+use kvx_core::backend::Outcome;
+use kvx_core::id::{PeerId, TransferId};
+use kvx_core::transfer::Mode;
+
+use crate::core::Core;
+use crate::message::{Header, Kind};
+use crate::peer::{Contact, Way, broke, by_itself};
+use crate::sys::{Batch, Part};
+
+/// A transfer that has not settled.
+pub(crate) struct Flight {
+    pub(crate) id: TransferId,
+    pub(crate) peer: PeerId,
+    pub(crate) mode: Mode,
+    pub(crate) batch: Batch,
+    pub(crate) parts: Vec<Part>,
+    /// How many of them were posted.
+    pub(crate) next: usize,
+    /// A write's data was followed by a flush.
+    pub(crate) flushed: bool,
+    /// What the peer is to be told once all data is there; `None` also once it was told.
+    pub(crate) note: Option<Vec<u8>>,
+    pub(crate) told: bool,
+    /// The peer has the notification.
+    pub(crate) taken: bool,
+    pub(crate) stop: Option<Stop>,
+}
+
+/// Why nothing more of it is posted.
+#[derive(Clone, Debug)]
+pub(crate) enum Stop {
+    Cancelled,
+    /// The connection broke: why, and the code.
+    Failed(String, Option<i64>),
+}
+
+impl Core {
+    /// Posts what there is room for to a peer.
+    pub(crate) fn pump(&mut self, peer: PeerId) {
+        while let Some(known) = self.peers.get_mut(peer)
+            && let (Some(way), Some(token)) = (&known.way, known.queue.front().copied())
+        {
+            // What the connection uses is known once there is one, and may be refused.
+            if matches!(way.contact, Contact::Trying(..)) {
+                return;
+            }
+            let Some(flight) = self.flights.get_mut(&token) else {
+                known.queue.pop_front();
+                continue;
+            };
+            while flight.stop.is_none()
+                && flight.batch.failure().is_none()
+                && way.endpoint.load() < self.options.window
+                && let Some(part) = flight.parts.get(flight.next)
+            {
+                flight.batch.transfer(&way.endpoint, flight.mode, part);
+                flight.next += 1;
+                self.touched = true;
+            }
+            let posted = flight.next == flight.parts.len();
+            if !posted && flight.stop.is_none() && flight.batch.failure().is_none() {
+                return;
+            }
+            known.queue.pop_front();
+            self.step(token);
+        }
+        self.waiting.remove(&peer);
+    }
+
+    /// Takes a transfer as far as it comes.
+    pub(crate) fn step(&mut self, token: u64) {
+        let Some(outcome) = self.advance(token) else { return };
+        self.settled(token, outcome);
+    }
+
+    /// How it ended, once it has.
+    fn advance(&mut self, token: u64) -> Option<Outcome> {
+        let flight = self.flights.get_mut(&token)?;
+        let known = self.peers.get(flight.peer);
+        let way = known.and_then(|known| known.way.as_ref());
+        let posted = flight.next == flight.parts.len();
+        let failing = flight.stop.is_some() || flight.batch.failure().is_some();
+        if posted
+            && !failing
+            && !flight.flushed
+            && flight.mode == Mode::Write
+            && !flight.parts.is_empty()
+            && let Some(Way { endpoint, .. }) = way
+        {
+            flight.flushed = true;
+            flight.batch.flush(endpoint);
+        }
+        if flight.batch.is_pending() {
+            return None;
+        }
+        let failure = flight.batch.failure();
+        if let (Some(Stop::Cancelled), None) = (&flight.stop, failure)
+            && posted
+            && flight.note.is_none()
+            && (flight.flushed || flight.mode == Mode::Read)
+            && !flight.told
+        {
+            return Some(Outcome::done());
+        }
+        if let Some(stop) = &flight.stop {
+            return Some(match stop {
+                Stop::Cancelled => Outcome::Cancelled,
+                Stop::Failed(reason, native) => Outcome::Failed(broke(reason, *native)),
+            });
+        }
+        if let Some(status) = failure {
+            let error = by_itself(self, status);
+            return Some(Outcome::Failed(error));
+        }
+        if !posted {
+            return None;
+        }
+        if let Some(note) = flight.note.take() {
+            let words = known.and_then(|known| Some((known.their_word?, known.word)));
+            let (Some((word, from)), Some(Way { endpoint, .. })) = (words, way) else {
+                flight.note = Some(note);
+                return None;
+            };
+            self.counters.count(note.len(), note.len());
+            flight.told = true;
+            self.touched = true;
+            let header = Header { kind: Kind::Note, word, from, number: token };
+            flight.batch.send(endpoint, header.encode(), note);
+            if flight.batch.is_pending() {
+                return None;
+            }
+            if let Some(status) = flight.batch.failure() {
+                return Some(Outcome::Failed(by_itself(self, status)));
+            }
+        }
+        (!flight.told || flight.taken).then_some(Outcome::done())
+    }
+}

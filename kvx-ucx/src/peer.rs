@@ -1,0 +1,381 @@
+//! Peers: how connections begin, what comes over them, and how they end.
+//!
+//! The life of a peer: *open* from the first message of the handshake; *closing* from the moment in which either side ends it,
+//! or it is found dead; *down* once nothing of it is in flight and the event is queued; gone when that event is polled. Its
+//! incarnation is free for another connection as soon as it is not open.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvx_core::backend::{Event, PeerInfo};
+use kvx_core::id::{PeerId, RemoteRegionId};
+use kvx_core::{Error, Result};
+
+use crate::core::Core;
+use crate::error::{BACKEND, again, down, failed, transfer};
+use crate::flight::Stop;
+use crate::lanes::Lanes;
+use crate::message::{Header, Kind, MOST_NUMBERS, numbers, read_numbers};
+use crate::probe::{IN_FLIGHT, NOTES};
+use crate::sys::{Batch, Endpoint, HEADER, Status};
+
+pub(crate) struct Peer {
+    pub(crate) incarnation: [u8; 16],
+    /// Of its worker.
+    pub(crate) address: Arc<[u8]>,
+    /// This side's word for the connection, and the peer's once it is known.
+    pub(crate) word: u64,
+    pub(crate) their_word: Option<u64>,
+    /// Whether the handshake allows posting.
+    pub(crate) ready: bool,
+    pub(crate) phase: Phase,
+    /// Why the connection is over, for those who wait for it.
+    pub(crate) why: Option<Error>,
+    pub(crate) way: Option<Way>,
+    /// Tokens of its batches of which not all was posted, oldest first.
+    pub(crate) queue: VecDeque<u64>,
+    /// Tokens of what has not settled.
+    pub(crate) flights: BTreeSet<u64>,
+    /// Transfers whose settled event was not polled.
+    pub(crate) in_flight: u32,
+    /// Notifications from this peer that were not polled.
+    pub(crate) notes: usize,
+    /// Numbers of notifications that are to be acknowledged, and of those for which there was no room.
+    pub(crate) owed: Vec<u64>,
+    pub(crate) withheld: VecDeque<u64>,
+    pub(crate) keys: BTreeSet<RemoteRegionId>,
+}
+
+/// An endpoint, and how far it has come.
+pub(crate) struct Way {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) token: u64,
+    pub(crate) contact: Contact,
+}
+
+pub(crate) enum Contact {
+    /// Its first message was not sent.
+    Trying(Batch, Instant),
+    /// What it uses.
+    Made(PeerInfo),
+    /// UCX has given it up.
+    Broken,
+}
+
+pub(crate) enum Phase {
+    Open,
+    /// Over: why, unless this side ended it.
+    Closing(Option<Error>),
+    Down,
+}
+
+impl Peer {
+    pub(crate) fn new(incarnation: [u8; 16], address: Arc<[u8]>, word: u64) -> Self {
+        Self {
+            incarnation,
+            address,
+            word,
+            their_word: None,
+            ready: false,
+            phase: Phase::Open,
+            why: None,
+            way: None,
+            queue: VecDeque::new(),
+            flights: BTreeSet::new(),
+            in_flight: 0,
+            notes: 0,
+            owed: Vec::new(),
+            withheld: VecDeque::new(),
+            keys: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) const fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+}
+
+impl Core {
+    /// Makes the endpoint of an open peer, if there is none.
+    pub(crate) fn way(&mut self, operation: &'static str, peer: PeerId) -> Result<()> {
+        let token = self.token();
+        let known = self.peers.get_mut(peer).filter(|known| known.is_open());
+        let (Some(known), Some(worker)) = (known, &mut self.worker) else {
+            return Err(down(operation, "the connection is over").with_context("peer", peer));
+        };
+        if known.way.is_some() {
+            return Ok(());
+        }
+        self.touched = true;
+        let endpoint = Endpoint::new(worker, &known.address, token).map_err(|status| {
+            let error = if status == Status::UNREACHABLE {
+                down(operation, "the two sides have no transport in common that reaches the peer")
+            } else {
+                failed(operation, "no endpoint can be made", self.library, status)
+            };
+            error
+                .with_native(status.0.into())
+                .with_context("peer", peer)
+                .with_remedy("compare tls and devices of both sides (kvx backends)")
+        })?;
+        let mut batch = Batch::new(worker, &endpoint, token, Vec::new(), Vec::new());
+        // Not a flush: until there is a connection none is given to UCX. 1.20 was seen to use one after it was freed, when the
+        // connection ended in the moment in which it came about.
+        let (word, from) = (known.their_word.unwrap_or(0), known.word);
+        let header = Header { kind: Kind::Hello, word, from, number: 0 };
+        batch.send(&endpoint, header.encode(), Vec::new());
+        self.counters.count(0, 0);
+        let over = !batch.is_pending();
+        let contact = Contact::Trying(batch, Instant::now());
+        known.way = Some(Way { endpoint, token, contact });
+        self.ways.insert(token, peer);
+        self.trying.insert(peer);
+        if over {
+            self.contacted(peer);
+        }
+        Ok(())
+    }
+
+    /// The first message to a peer was sent: now it is known what its endpoint uses.
+    pub(crate) fn contacted(&mut self, peer: PeerId) {
+        let Some(known) = self.peers.get_mut(peer) else { return };
+        let Some(way) = &mut known.way else { return };
+        let Contact::Trying(batch, _) = &way.contact else { return };
+        if batch.is_pending() {
+            return;
+        }
+        if let Some(status) = batch.failure() {
+            return self.broken(peer, "it cannot be reached", status);
+        }
+        let lanes = Lanes::of(&way.endpoint.lanes());
+        way.contact = Contact::Made(lanes.info());
+        self.trying.remove(&peer);
+        self.stirred = true;
+        tracing::debug!(target: "kvx_ucx", "peer {peer} is reached by {lanes}");
+        let unwanted = self.options.require.as_ref().filter(|names| !lanes.admitted_by(names));
+        if let Some(names) = unwanted {
+            let error = Error::config("connect", "a transport that was not asked for would carry the data")
+                .with_backend(BACKEND)
+                .with_context("require", names.0.join("+"))
+                .with_context("chosen", &lanes)
+                .with_remedy("allow it with require, or see why UCX does not choose the other: UCX_LOG_LEVEL=info");
+            self.end(peer, Some(error));
+        } else if !known_queue_is_empty(self, peer) {
+            self.waiting.insert(peer);
+        }
+    }
+
+    /// An endpoint failed.
+    pub(crate) fn lost(&mut self, token: u64, status: Status) {
+        self.linger_no_more(token);
+        let Some(peer) = self.ways.get(&token).copied() else { return };
+        if let Some(Way { contact, .. }) =
+            self.peers.get_mut(peer).and_then(|known| known.way.as_mut())
+            && let Contact::Trying(batch, _) = std::mem::replace(contact, Contact::Broken)
+        {
+            self.mail.push((peer, batch));
+        }
+        self.broken(peer, "the connection broke", status);
+    }
+
+    /// An endpoint that waited to be closed can be.
+    pub(crate) fn linger_no_more(&mut self, token: u64) {
+        if let Some((mut endpoint, _)) = self.lingering.remove(&token) {
+            endpoint.close();
+            self.closing.insert(token, endpoint);
+            self.touched = true;
+        }
+    }
+
+    fn broken(&mut self, peer: PeerId, what: &'static str, status: Status) {
+        self.spoiled = true;
+        let words = self.library.words(status.0);
+        let error = down("connection", format!("{what}: {words}"))
+            .with_native(status.0.into())
+            .with_context("peer", peer);
+        self.end(peer, Some(error));
+    }
+
+    /// Peers that took too long to be connected are given up. When the next will have.
+    pub(crate) fn give_up(&mut self, now: Instant) -> Option<Instant> {
+        let bound = self.options.connect_bound();
+        let mut next: Option<Instant> = None;
+        for peer in self.trying.iter().copied().collect::<Vec<_>>() {
+            let way = self.peers.get(peer).and_then(|known| known.way.as_ref());
+            let Some(Way { contact: Contact::Trying(_, since), .. }) = way else {
+                self.trying.remove(&peer);
+                continue;
+            };
+            let until = *since + bound;
+            if until > now {
+                next = Some(next.map_or(until, |next| next.min(until)));
+                continue;
+            }
+            let mut error = down("connect", "the peer cannot be reached in time")
+                .with_context("milliseconds", bound.as_millis())
+                .with_remedy("see that both sides' interfaces reach each other, or choose them: devices=...");
+            if let Some(devices) = &self.options.devices {
+                error = error.with_context("devices", devices.0.join("+"));
+            }
+            self.end(peer, Some(error));
+        }
+        next
+    }
+
+    /// Ends a connection, if it is open: `error` says why, unless this side wants it so.
+    pub(crate) fn end(&mut self, peer: PeerId, error: Option<Error>) {
+        let Some(known) = self.peers.get_mut(peer).filter(|known| known.is_open()) else { return };
+        self.open.remove(&known.incarnation);
+        self.words.remove(&known.word);
+        self.waiting.remove(&peer);
+        self.owing.remove(&peer);
+        self.trying.remove(&peer);
+        self.touched = true;
+        known.queue.clear();
+        known.owed.clear();
+        known.withheld.clear();
+        let stop = error.as_ref().map_or(Stop::Cancelled, |error| {
+            Stop::Failed(error.message().to_owned(), error.native())
+        });
+        if error.is_none() {
+            self.farewell(peer);
+        }
+        let Some(known) = self.peers.get_mut(peer) else { return };
+        known.why = error.as_ref().map(again);
+        known.phase = Phase::Closing(error);
+        if let Some(Way { mut endpoint, token, contact }) = known.way.take() {
+            self.ways.remove(&token);
+            match contact {
+                // To close it now might end the process. Nothing was posted to it.
+                Contact::Trying(batch, _) if batch.is_pending() && self.library.is_fragile() => {
+                    self.lingering.insert(token, (endpoint, batch));
+                }
+                contact => {
+                    endpoint.close();
+                    self.closing.insert(token, endpoint);
+                    if let Contact::Trying(batch, _) = contact {
+                        self.mail.push((peer, batch));
+                    }
+                }
+            }
+        }
+        for token in known.flights.iter().copied().collect::<Vec<_>>() {
+            if let Some(flight) = self.flights.get_mut(&token) {
+                flight.stop.get_or_insert_with(|| stop.clone());
+            }
+            self.step(token);
+        }
+        self.quiet(peer);
+        self.stirred = true;
+    }
+
+    /// Tells a peer that the connection is over, if that needs no waiting.
+    fn farewell(&mut self, peer: PeerId) {
+        let Some(known) = self.peers.get(peer) else { return };
+        let Some(Way { contact: Contact::Made(_), .. }) = known.way else { return };
+        self.send(peer, Kind::Bye, Vec::new());
+    }
+
+    /// Sends a message that belongs to no transfer.
+    fn send(&mut self, peer: PeerId, kind: Kind, payload: Vec<u8>) {
+        let Some(known) = self.peers.get(peer) else { return };
+        let Some(word) = known.their_word else { return };
+        let header = Header { kind, word, from: known.word, number: 0 };
+        let (Some(way), Some(worker)) = (&known.way, &self.worker) else { return };
+        let mut batch = Batch::new(worker, &way.endpoint, 0, Vec::new(), Vec::new());
+        self.counters.count(payload.len(), 0);
+        batch.send(&way.endpoint, header.encode(), payload);
+        self.touched = true;
+        self.mail.push((peer, batch));
+    }
+
+    /// A message came.
+    pub(crate) fn hear(&mut self, header: &[u8; HEADER], payload: Vec<u8>) {
+        let Some(header) = Header::decode(header) else { return };
+        // Of a connection that is over, or of a stranger.
+        let Some(peer) = self.words.get(&header.word).copied() else { return };
+        if let Some(known) = self.peers.get_mut(peer) {
+            known.their_word.get_or_insert(header.from);
+        }
+        match header.kind {
+            Kind::Note => self.noted(peer, header.number, payload),
+            Kind::Taken => {
+                for number in read_numbers(&payload) {
+                    if let Some(flight) = self.flights.get_mut(&number).filter(|f| f.peer == peer) {
+                        flight.taken = true;
+                        self.step(number);
+                    }
+                }
+            }
+            Kind::Hello => {}
+            Kind::Bye => self.end(peer, Some(down("connection", "the peer ended the connection"))),
+        }
+    }
+
+    fn noted(&mut self, peer: PeerId, number: u64, payload: Vec<u8>) {
+        let Some(known) = self.peers.get_mut(peer) else { return };
+        // A peer has no more than that many transfers whose notification was not acknowledged.
+        if known.owed.len() + known.withheld.len() >= IN_FLIGHT as usize {
+            let error = down("connection", "the peer sent more notifications than there was room for")
+                .with_context("limit", IN_FLIGHT);
+            return self.end(peer, Some(error));
+        }
+        known.notes += 1;
+        if known.notes <= NOTES {
+            known.owed.push(number);
+            self.owing.insert(peer);
+        } else {
+            known.withheld.push_back(number);
+        }
+        self.events.push_back(Event::Notified { peer, payload });
+    }
+
+    /// A notification was polled: there may be room for one that waits.
+    pub(crate) fn note_taken(&mut self, peer: PeerId) {
+        let Some(known) = self.peers.get_mut(peer) else { return };
+        known.notes = known.notes.saturating_sub(1);
+        if known.notes < NOTES
+            && let Some(number) = known.withheld.pop_front()
+        {
+            known.owed.push(number);
+            self.owing.insert(peer);
+        }
+    }
+
+    /// Acknowledges notifications, several at a time where the peer is slow to listen.
+    pub(crate) fn acknowledge(&mut self, peer: PeerId) {
+        if self.way("acknowledge", peer).is_err() {
+            return;
+        }
+        let under_way = self.mail.iter().filter(|(whose, batch)| *whose == peer && batch.is_pending());
+        if under_way.count() >= 8 {
+            self.owing.insert(peer);
+            return;
+        }
+        let Some(known) = self.peers.get_mut(peer) else { return };
+        let count = known.owed.len().min(MOST_NUMBERS);
+        let taken: Vec<u64> = known.owed.drain(..count).collect();
+        if !taken.is_empty() {
+            self.send(peer, Kind::Taken, numbers(&taken));
+        }
+    }
+}
+
+fn known_queue_is_empty(core: &Core, peer: PeerId) -> bool {
+    core.peers.get(peer).is_none_or(|known| known.queue.is_empty())
+}
+
+/// What a transfer of a connection that broke failed with.
+pub(crate) fn broke(reason: &str, native: Option<i64>) -> Error {
+    let error = down("transfer", reason.to_owned());
+    match native {
+        Some(code) => error.with_native(code),
+        None => error,
+    }
+}
+
+/// What a transfer failed with, by itself.
+pub(crate) fn by_itself(core: &Core, status: Status) -> Error {
+    transfer(core.library, status)
+}

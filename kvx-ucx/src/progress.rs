@@ -1,0 +1,147 @@
+//! The thread that makes progress when nobody polls. It sleeps on the worker's descriptor.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvx_core::backend::Outcome;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::core::{Core, WATCH};
+use crate::error::down;
+use crate::shared::Shared;
+
+/// Most rounds of progress while the lock is held.
+const ROUNDS: u32 = 4;
+
+/// How long endpoints are waited for once the backend is closed: from then on what they still do ends with the worker.
+const LAST: Duration = Duration::from_millis(1500);
+
+/// What the thread does next.
+enum Next {
+    /// There is more.
+    Again,
+    /// A program that polls without pause does all that there is to do.
+    Watch,
+    /// Until the descriptor or somebody else says so, or until a time.
+    Sleep(Option<Instant>),
+    End,
+}
+
+impl Shared {
+    pub(crate) fn progress(self: &Arc<Self>) {
+        // The worker lives until this thread ends it.
+        let Some(descriptor) = self.look(|core| {
+            core.worker.as_ref().and_then(|worker| worker.descriptor().try_clone_to_owned().ok())
+        }) else {
+            return;
+        };
+        let (mut closed_since, mut busy) = (None, Instant::now());
+        loop {
+            let next = self.with_thread(|core| {
+                core.asleep = false;
+                let mut rounds = 0;
+                while rounds < ROUNDS && core.progress() {
+                    rounds += 1;
+                }
+                let now = Instant::now();
+                let until = core.give_up(now);
+                core.settle();
+                if core.closed {
+                    let since = *closed_since.get_or_insert(now);
+                    if rounds > 0 || !core.is_quiet() {
+                        busy = now;
+                    }
+                    let waited = now.duration_since(since);
+                    if now.duration_since(busy) >= core.grace() || waited > LAST {
+                        core.finish();
+                        return Next::End;
+                    }
+                    return if rounds == 0 { Next::Sleep(Some(now + Duration::from_millis(1))) } else { Next::Again };
+                }
+                if core.is_attended() {
+                    return Next::Watch;
+                }
+                if rounds == ROUNDS || !core.arm() {
+                    return Next::Again;
+                }
+                core.asleep = true;
+                Next::Sleep(until)
+            });
+            match next {
+                Next::Again => {}
+                Next::Watch => self.doze(None, Some(Instant::now() + WATCH)),
+                Next::Sleep(until) => self.doze(Some(&descriptor), until),
+                Next::End => return,
+            }
+        }
+    }
+
+    /// Sleeps until a descriptor is readable, or until a time.
+    fn doze(&self, descriptor: Option<&std::os::fd::OwnedFd>, until: Option<Instant>) {
+        let timeout = until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        let wake = PollFd::new(&self.wake, PollFlags::IN);
+        let mut fds = [wake.clone(), wake];
+        let mut count = 1;
+        if let Some(descriptor) = descriptor {
+            fds[1] = PollFd::new(descriptor, PollFlags::IN);
+            count = 2;
+        }
+        // An interruption is one more reason to look.
+        let _ = poll(&mut fds[..count], timeout.as_ref());
+        if fds[0].revents().contains(PollFlags::IN) {
+            // It may have been read before.
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+    }
+}
+
+impl Core {
+    /// Whether nothing is left to be waited for.
+    fn is_quiet(&self) -> bool {
+        self.flights.is_empty() && self.closing.is_empty() && self.lingering.is_empty()
+    }
+
+    /// How long UCX must have had nothing to do before its worker is ended.
+    fn grace(&self) -> Duration {
+        Duration::from_millis(if self.library.is_fragile() { 30 } else { 2 })
+    }
+
+    /// Ends the worker, and with it whatever still goes on.
+    fn finish(&mut self) {
+        let late: Vec<u64> = self.flights.keys().copied().collect();
+        for peer in self.peers.handles().collect::<Vec<_>>() {
+            if let Some(known) = self.peers.get_mut(peer) {
+                known.way = None;
+                known.keys.clear();
+            }
+        }
+        // Batches first, which hold keys; then the keys; then what they were made from.
+        self.mail.clear();
+        self.keys.drain();
+        self.closing.clear();
+        self.spoiled |= !self.lingering.is_empty();
+        self.lingering.clear();
+        if self.spoiled && self.library.is_fragile() {
+            // To destroy it might end the process.
+            tracing::warn!(target: "kvx_ucx", "a worker of UCX {} is left as it is", self.library.version_text());
+            std::mem::forget(self.worker.take());
+        } else if late.is_empty() {
+            self.worker = None;
+        } else {
+            // UCX has not let go of something in time: it keeps it, and its memory, for good.
+            tracing::error!(target: "kvx_ucx", "{} transfers were not let go of when the backend was closed", late.len());
+            std::mem::forget(self.worker.take());
+        }
+        for token in late {
+            self.settled(token, Outcome::Failed(down("close", "it did not end in time")));
+        }
+        self.finished = true;
+        self.stirred = true;
+    }
+}

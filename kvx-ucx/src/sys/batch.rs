@@ -1,0 +1,229 @@
+//! Operations of one transfer, counted together.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
+
+use kvx_core::transfer::Mode;
+
+use super::bindings::types as ucx;
+use super::endpoint::Endpoint;
+use super::inbox::{Fact, HEADER, Inbox};
+use super::key::Key;
+use super::library::Library;
+use super::memory::Memory;
+use super::worker::{MESSAGE, Worker};
+use super::{Begun, Status};
+
+/// Operations of one transfer. It holds all that they use until UCX has none of them any more; dropped before, it leaks that.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    tally: Arc<Tally>,
+    memory: Vec<Arc<Memory>>,
+    keys: Vec<Arc<Key>>,
+    /// A message: its header, and what follows it.
+    message: Option<Box<Letter>>,
+}
+
+#[derive(Debug)]
+struct Letter {
+    header: [u8; HEADER],
+    payload: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Tally {
+    library: &'static Library,
+    inbox: Arc<Inbox>,
+    token: u64,
+    /// Operations that UCX has.
+    pending: AtomicU32,
+    /// The first failure, or 0.
+    status: AtomicI32,
+    /// Those of the endpoint.
+    load: Arc<AtomicU32>,
+}
+
+/// A range of one piece on each side. Numbers are places in the lists that the batch was made with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) memory: u32,
+    pub(crate) key: u32,
+    pub(crate) local: u64,
+    pub(crate) remote: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Batch {
+    /// No operation yet. `token` names it in facts.
+    pub(crate) fn new(
+        worker: &Worker,
+        endpoint: &Endpoint,
+        token: u64,
+        memory: Vec<Arc<Memory>>,
+        keys: Vec<Arc<Key>>,
+    ) -> Self {
+        let tally = Tally {
+            library: worker.context.library,
+            inbox: Arc::clone(&worker.inbox),
+            token,
+            pending: AtomicU32::new(0),
+            status: AtomicI32::new(0),
+            load: Arc::clone(&endpoint.load),
+        };
+        Self { tally: Arc::new(tally), memory, keys, message: None }
+    }
+
+    /// Whether UCX has operations of it.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.tally.pending.load(Relaxed) > 0
+    }
+
+    /// The first failure.
+    pub(crate) fn failure(&self) -> Option<Status> {
+        match i8::try_from(self.tally.status.load(Relaxed)) {
+            Ok(0) => None,
+            Ok(status) => Some(Status(status)),
+            Err(_) => Some(Status(ucx::UCS_ERR_IO_ERROR)),
+        }
+    }
+
+    /// Lets go of the memory and keys, which no operation uses any more.
+    pub(crate) fn release(&mut self) {
+        if !self.is_pending() {
+            self.memory.clear();
+            self.keys.clear();
+            self.message = None;
+        }
+    }
+
+    fn params(&self) -> ucx::ucp_request_param_t {
+        let mut params = ucx::ucp_request_param_t {
+            op_attr_mask: ucx::UCP_OP_ATTR_FIELD_CALLBACK | ucx::UCP_OP_ATTR_FIELD_USER_DATA,
+            user_data: Arc::as_ptr(&self.tally).cast_mut().cast(),
+            ..ucx::ucp_request_param_t::default()
+        };
+        params.cb.send = Some(done);
+        params
+    }
+
+    /// Calls what begins an operation, and counts it.
+    fn begin(&self, call: impl FnOnce(&Library) -> *mut c_void) {
+        let tally = &*self.tally;
+        // Counted before: a callback may come within the call.
+        tally.pending.fetch_add(1, Relaxed);
+        tally.load.fetch_add(1, Relaxed);
+        if let Begun::Over(result) = Begun::of(call(tally.library)) {
+            tally.load.fetch_sub(1, Relaxed);
+            tally.pending.fetch_sub(1, Relaxed);
+            if let Err(status) = result {
+                tally.fail(status);
+            }
+        }
+    }
+
+    /// Moves one part, in either direction.
+    pub(crate) fn transfer(&mut self, endpoint: &Endpoint, mode: Mode, part: &Part) {
+        let place = || {
+            let memory = self.memory.get(part.memory as usize)?;
+            let key = self.keys.get(part.key as usize)?;
+            let local = memory.place(part.local, part.bytes)?;
+            let remote = key.place(part.remote, part.bytes)?;
+            Some((memory.kind, local, remote, usize::try_from(part.bytes).ok()?))
+        };
+        let Some((kind, local, remote, bytes)) = place() else {
+            self.tally.fail(Status::OUT_OF_RANGE);
+            return;
+        };
+        let mut params = self.params();
+        params.op_attr_mask |= ucx::UCP_OP_ATTR_FIELD_MEMH | ucx::UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+        params.memh = local.handle;
+        params.memory_type = kind;
+        self.begin(|library| match mode {
+            // SAFETY: the local range lies in registered memory and the remote one in the key's region; both are held until
+            // the callback, and longer if it never comes.
+            Mode::Read => unsafe {
+                library.ucp.ucp_get_nbx(
+                    endpoint.handle,
+                    local.address,
+                    bytes,
+                    remote.address,
+                    remote.handle,
+                    &raw const params,
+                )
+            },
+            // SAFETY: as for reading.
+            Mode::Write => unsafe {
+                library.ucp.ucp_put_nbx(
+                    endpoint.handle,
+                    local.address,
+                    bytes,
+                    remote.address,
+                    remote.handle,
+                    &raw const params,
+                )
+            },
+        });
+    }
+
+    /// Is over when all that was posted to the endpoint before is where it belongs.
+    pub(crate) fn flush(&mut self, endpoint: &Endpoint) {
+        let params = self.params();
+        // SAFETY: the endpoint is there; what the callback is given lives until it comes.
+        self.begin(|library| unsafe { library.ucp.ucp_ep_flush_nbx(endpoint.handle, &raw const params) });
+    }
+
+    /// Sends a message. One per batch.
+    pub(crate) fn send(&mut self, endpoint: &Endpoint, header: [u8; HEADER], payload: Vec<u8>) {
+        let letter = self.message.insert(Box::new(Letter { header, payload }));
+        let (header, payload) = (letter.header.as_ptr(), letter.payload.as_ptr());
+        let bytes = letter.payload.len();
+        let mut params = self.params();
+        params.op_attr_mask |= ucx::UCP_OP_ATTR_FIELD_FLAGS;
+        params.flags = ucx::UCP_AM_SEND_FLAG_EAGER;
+        // SAFETY: header and payload have that many bytes, and are held until the callback, and longer if it never comes.
+        self.begin(|library| unsafe {
+            library.ucp.ucp_am_send_nbx(
+                endpoint.handle,
+                MESSAGE,
+                header.cast(),
+                HEADER,
+                payload.cast(),
+                bytes,
+                &raw const params,
+            )
+        });
+    }
+}
+
+impl Tally {
+    fn fail(&self, status: Status) {
+        // The first is kept.
+        let _ = self.status.compare_exchange(0, i32::from(status.0), Relaxed, Relaxed);
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if self.is_pending() {
+            std::mem::forget(Arc::clone(&self.tally));
+            std::mem::forget(std::mem::take(&mut self.memory));
+            std::mem::forget(std::mem::take(&mut self.keys));
+            std::mem::forget(self.message.take());
+        }
+    }
+}
+
+unsafe extern "C" fn done(request: *mut c_void, status: ucx::ucs_status_t, tally: *mut c_void) {
+    // SAFETY: it is what the operation was posted with: its batch keeps it, or leaks it.
+    let tally = unsafe { &*tally.cast::<Tally>() };
+    if status < 0 {
+        tally.fail(Status(status));
+    }
+    // SAFETY: the request is this callback's, and is not used after it.
+    unsafe { tally.library.ucp.ucp_request_free(request) };
+    tally.load.fetch_sub(1, Relaxed);
+    if tally.pending.fetch_sub(1, Relaxed) == 1 {
+        tally.inbox.push(Fact::Over(tally.token));
+    }
+}

@@ -1,0 +1,161 @@
+//! Many of everything.
+
+use std::time::{Duration, Instant};
+
+use kvx_core::backend::{Event, Events, Outcome, Submit, TransferBackend as _};
+use kvx_core::id::TransferId;
+use kvx_core::memory::{MemoryRegistry as _, Region};
+use kvx_core::transfer::{Mode, PostedSegment};
+
+use crate::count::{Left, processor_time};
+use crate::pair::{Pair, open, times, wait};
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 64;
+
+/// Known failure 107: host memory that a library's cache of registrations keeps.
+pub(crate) fn transfers_leave_nothing_behind() {
+    let count = times(10_000);
+    let pair = Pair::new();
+    let [mine, theirs] = [0, 1].map(|_| Region::host(BLOCK * BLOCKS).unwrap());
+    let (local, remote) = pair.lane(&mine, &theirs);
+    let mut events = Events::with_limit(64);
+    let (mut posted, mut settled, mut heard, mut before) = (0, 0, 0, None);
+    while settled < count {
+        if posted < count {
+            let offset = posted % BLOCKS * BLOCK;
+            let segment = PostedSegment {
+                local,
+                remote,
+                local_offset: offset,
+                remote_offset: offset,
+                bytes: BLOCK,
+            };
+            let mode = if posted % 3 == 0 { Mode::Write } else { Mode::Read };
+            let note = posted.to_le_bytes();
+            let note = (posted % 5 == 0).then_some(&note[..]);
+            let id = TransferId(posted);
+            let said = pair.one.submit(id, pair.at_one, mode, &[segment], note).unwrap();
+            posted += u64::from(said.is_posted());
+            settled += u64::from(matches!(said, Submit::Done { .. }));
+        }
+        pair.one.poll(&mut events);
+        for event in events.drain() {
+            match event {
+                Event::Settled { outcome: Outcome::Done { .. }, .. } => settled += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        pair.other.poll(&mut events);
+        heard += events.drain().filter(|e| matches!(e, Event::Notified { .. })).count() as u64;
+        if settled > count / 10 && before.is_none() {
+            before = Some(Left::count());
+        }
+    }
+    wait("all notifications", || {
+        pair.other.poll(&mut events);
+        heard += events.drain().filter(|e| matches!(e, Event::Notified { .. })).count() as u64;
+        heard == count.div_ceil(5)
+    });
+    before.unwrap().is_all_that_is_left(&format!("{count} transfers"));
+}
+
+/// Whatever is moved, kvx's own messages carry notifications and their acknowledgements only.
+pub(crate) fn no_data_travels_in_messages() {
+    const SIZE: u64 = 4 << 20;
+    let pair = Pair::new();
+    let [mine, theirs] = [0, 1].map(|_| Region::host(SIZE).unwrap());
+    let (local, remote) = pair.lane(&mine, &theirs);
+    for (id, bytes) in [(1, 1), (2, 4096), (3, SIZE)] {
+        let segment = PostedSegment { local, remote, local_offset: 0, remote_offset: 0, bytes };
+        for (mode, id) in [(Mode::Read, id), (Mode::Write, id + 10)] {
+            pair.transfer(TransferId(id), mode, &[segment]);
+        }
+    }
+    let mut events = Events::with_limit(8);
+    let posted = pair.one.submit(TransferId(99), pair.at_one, Mode::Read, &[], Some(&[7; 100]));
+    if posted.unwrap() == Submit::Submitted {
+        wait("the notification to be taken", || {
+            pair.one.poll(&mut events);
+            events.drain().count() > 0
+        });
+    }
+    let (one, other) = (pair.one.counters(), pair.other.counters());
+    assert_eq!((one.notification_bytes, one.message_bytes), (100, 100), "{one:?}");
+    // One acknowledgement, of eight bytes.
+    assert_eq!((other.notification_bytes, other.message_bytes), (0, 8), "{other:?}");
+}
+
+/// Known failures 69 and 70: a pair that parts meets again, as often as it likes.
+pub(crate) fn connections_leave_nothing_behind() {
+    let count = times(100);
+    let (one, other) = (open(), open());
+    let memory = Region::host(1 << 20).unwrap();
+    let mut before = None;
+    for round in 0..count {
+        // What UCX keeps is there after some.
+        if round == count / 2 {
+            before = Some(Left::count());
+        }
+        let pair = Pair::meet(&one, &other);
+        let (local, remote) = pair.lane(&memory, &memory);
+        let registered = [(&one, local), (&other, pair.theirs.get())];
+        let segment =
+            PostedSegment { local, remote, local_offset: 0, remote_offset: 2048, bytes: 2048 };
+        for (id, mode) in [(1, Mode::Read), (2, Mode::Write)] {
+            pair.transfer(TransferId(id), mode, &[segment]);
+        }
+        pair.part();
+        for (side, region) in registered {
+            side.deregister(region).unwrap();
+        }
+    }
+    before.unwrap().is_all_that_is_left(&format!("{count} connections"));
+}
+
+/// A backend whose peers are alive but silent uses no processor.
+pub(crate) fn an_idle_pair_sleeps() {
+    let pair = Pair::new();
+    let [mine, theirs] = [0, 1].map(|_| Region::host(4096).unwrap());
+    let (local, remote) = pair.lane(&mine, &theirs);
+    let segment = PostedSegment { local, remote, local_offset: 0, remote_offset: 0, bytes: 4096 };
+    pair.transfer(TransferId(1), Mode::Read, &[segment]);
+    let mut least = Duration::MAX;
+    for _ in 0..5 {
+        let begin = processor_time();
+        std::thread::sleep(Duration::from_millis(500));
+        least = least.min(processor_time().saturating_sub(begin));
+    }
+    assert!(least < Duration::from_millis(5), "{least:?} of 500 ms");
+}
+
+/// A program that does not poll is sent a bounded number of notifications, and hears all of them once it does.
+pub(crate) fn notifications_wait_for_room() {
+    let pair = Pair::new();
+    let mut events = Events::with_limit(64);
+    let (mut posted, mut settled, mut moved) = (0_u64, 0_u64, Instant::now());
+    // Until nothing has moved for a while: there is room for no more.
+    while moved.elapsed() < Duration::from_millis(300) {
+        let note = posted.to_le_bytes();
+        let result =
+            pair.one.submit(TransferId(posted), pair.at_one, Mode::Write, &[], Some(&note));
+        let said = result.unwrap();
+        settled += u64::from(matches!(said, Submit::Done { .. }));
+        if said.is_posted() {
+            (posted, moved) = (posted + 1, Instant::now());
+            assert!(posted < 20_000, "there is no bound");
+        }
+        pair.one.poll(&mut events);
+        settled += events.drain().count() as u64;
+    }
+    let most = u64::from(pair.one.capabilities().limits.max_in_flight);
+    assert_eq!(posted - settled, most, "as many as may be in flight wait for room");
+    let mut heard = 0;
+    wait("all that was posted to be heard", || {
+        pair.other.poll(&mut events);
+        heard += events.drain().filter(|e| matches!(e, Event::Notified { .. })).count() as u64;
+        pair.one.poll(&mut events);
+        settled += events.drain().count() as u64;
+        heard == posted && settled == posted
+    });
+}

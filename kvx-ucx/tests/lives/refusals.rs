@@ -1,0 +1,51 @@
+//! What is refused, by name.
+
+use kvx_core::ErrorKind;
+use kvx_core::backend::TransferBackend as _;
+use kvx_core::config::BackendConfig;
+use kvx_core::registry::Probe;
+
+use crate::pair::{Pair, block, lasting_interface, open_with};
+
+/// Known failure 98: TCP was taken where RDMA was wanted, and nobody said so.
+pub(crate) fn what_is_required_is_enforced() {
+    let device = lasting_interface();
+    let other = open_with(&format!("devices={device}")).unwrap();
+    let one = open_with(&format!("devices={device},require=rc_*+dc_*")).unwrap();
+    let pair = Pair::meet(&one, &other);
+    let error = block(pair.one.connect(pair.at_one)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("require=rc_*+dc_*") && text.contains("chosen=tcp"), "{text}");
+    let one = open_with(&format!("tls=tcp,devices={device},require=tcp")).unwrap();
+    let pair = Pair::meet(&one, &other);
+    block(pair.one.connect(pair.at_one)).unwrap();
+    let info = pair.one.peer_info(pair.at_one).unwrap();
+    assert_eq!((info.transport.as_str(), info.device), ("tcp", Some(device)));
+}
+
+pub(crate) fn unknown_settings_and_devices_are_refused() {
+    let error = open_with("ucx.NO_SUCH_SETTING=1").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("NO_SUCH_SETTING"), "{error}");
+    open_with("ucx.RNDV_THRESH=64k,ucx.MM_ERROR_HANDLING=y").unwrap();
+    for wrong in ["devices=nosuch0,tls=tcp", "tls=nosuch"] {
+        let begin = std::time::Instant::now();
+        let error = open_with(wrong).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("nosuch"), "{wrong}: {error}");
+        assert!(begin.elapsed().as_secs() < 2);
+    }
+}
+
+pub(crate) fn another_library_is_refused() {
+    let probe = |text: &str| (kvx_ucx::REGISTRATION.probe)(&text.parse::<BackendConfig>().unwrap());
+    let Probe::Available { detail, capabilities } = probe("") else { panic!("not available") };
+    assert!(detail.contains("UCX 1.") && detail.contains("tcp/"), "{detail}");
+    capabilities.check().unwrap();
+    // A wrong option: what is wrong is that this process has one already.
+    let Probe::BadOptions { reason, remedy } = probe("lib=/nowhere/libucp.so.0") else {
+        panic!("a second library was looked for");
+    };
+    assert!(reason.contains("/nowhere") && remedy.is_some(), "{reason}");
+}
