@@ -303,7 +303,7 @@ fn other_presets_of_the_mock_are_chosen_by_option() {
 #[test]
 fn what_cannot_be_has_its_exit_code() {
     for (arguments, code, says) in [
-        ("--backend ucx", 3, "--backend: backend ucx is not built in; built in: mock"),
+        ("--backend verbs", 3, "--backend: backend verbs is not built in; built in: mock"),
         ("--backend ,preset=efa", 2, "names no backend"),
         ("--backend mock,preset=nothing", 2, "no preset is named \"nothing\""),
         ("--backend mock,nonsense=1", 2, "unknown option \"nonsense\""),

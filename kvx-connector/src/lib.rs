@@ -19,6 +19,8 @@ pub static BUILTIN: &[&Registration] = &[
     &kvx_mock::REGISTRATION,
     #[cfg(feature = "shm")]
     &kvx_shm::REGISTRATION,
+    #[cfg(feature = "ucx")]
+    &kvx_ucx::REGISTRATION,
 ];
 
 /// All backends of this program, sorted by name: those built in, and those of vendors.

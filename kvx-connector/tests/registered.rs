@@ -9,8 +9,11 @@ mod registered {
     use std::process::Command;
 
     /// Every feature that stands for a backend, and whether it is enabled.
-    const FEATURES: &[(&str, bool)] =
-        &[("mock", cfg!(feature = "mock")), ("shm", cfg!(feature = "shm"))];
+    const FEATURES: &[(&str, bool)] = &[
+        ("mock", cfg!(feature = "mock")),
+        ("shm", cfg!(feature = "shm")),
+        ("ucx", cfg!(feature = "ucx")),
+    ];
 
     fn enabled() -> Vec<&'static str> {
         let mut names: Vec<_> =
