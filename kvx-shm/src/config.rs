@@ -23,6 +23,9 @@ pub struct Options {
     pub copy_threads: usize,
     /// Processors on which this backend's threads may run: any unless said. As text: `0-3+8`.
     pub cpus: Cpus,
+    /// Transfers of at least this many bytes are copied by all threads that copy and have nothing else to do, together: 16 MiB
+    /// unless said. Of smaller ones waking a second thread takes longer than it saves.
+    pub together_bytes: u64,
     /// Reads of at most this many bytes may be carried out within `submit`: 128 KiB unless said, which holds one block of one
     /// layer of most models, and takes less than 20 µs; 0 for none.
     pub inline_bytes: u64,
@@ -42,6 +45,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             copy_threads: 1,
+            together_bytes: 16 << 20,
             cpus: Cpus::default(),
             inline_bytes: 128 * 1024,
             spin_us: 0,
@@ -55,6 +59,7 @@ impl Default for Options {
 /// The names of all options.
 const NAMES: &[&str] = &[
     "copy_threads",
+    "together_bytes",
     "cpus",
     "inline_bytes",
     "spin_us",
@@ -85,6 +90,7 @@ impl Options {
         }
         Ok(Self {
             copy_threads,
+            together_bytes: config.value("together_bytes")?.unwrap_or(default.together_bytes),
             cpus: config.value("cpus")?.unwrap_or(default.cpus),
             inline_bytes: config.value("inline_bytes")?.unwrap_or(default.inline_bytes),
             spin_us: config.value("spin_us")?.unwrap_or(default.spin_us),
@@ -223,10 +229,10 @@ mod tests {
     #[test]
     fn options_have_defaults_and_are_refused_by_name() {
         assert_eq!(Options::read(&BackendConfig::new()).unwrap(), Options::default());
-        let text = "copy_threads=2,cpus=0-2+5,inline_bytes=0,spin_us=50,users=1000,ptracer=any,\
+        let text = "copy_threads=2,together_bytes=9,cpus=0-2+5,inline_bytes=0,spin_us=50,users=1000,ptracer=any,\
                     huge_pages=try,node=1";
         let options = Options::read(&text.parse().unwrap()).unwrap();
-        assert_eq!(options.copy_threads, 2);
+        assert_eq!((options.copy_threads, options.together_bytes), (2, 9));
         assert_eq!(options.cpus, Cpus(vec![0, 1, 2, 5]));
         assert_eq!((options.inline_bytes, options.spin_us), (0, 50));
         assert_eq!((options.users, options.ptracer), (Users::And(1000), Tracer::Any));

@@ -1,7 +1,7 @@
 //! What the backend and its threads share, and how connections begin and end.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// There is something to do for threads that copy.
     work: Condvar,
+    /// Lanes wait for threads, and all threads copy: those that help are to stop doing so.
+    wanted: AtomicBool,
     /// A lane of a connection that is over has no thread any more.
     quiet: Condvar,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
@@ -104,6 +106,7 @@ impl Shared {
             probe_value,
             state: Mutex::default(),
             work: Condvar::new(),
+            wanted: AtomicBool::new(false),
             quiet: Condvar::new(),
             threads: Mutex::default(),
         };
@@ -153,6 +156,9 @@ impl Shared {
 
     /// Wakes as many threads as there are jobs.
     pub(crate) fn employ(&self, state: &State) {
+        if state.runnable.len() > state.idle {
+            self.wanted.store(true, Relaxed);
+        }
         match state.runnable.len() {
             0 => {}
             1 => self.work.notify_one(),
@@ -160,11 +166,31 @@ impl Shared {
         }
     }
 
+    /// Wakes the threads that have nothing to do: they may help.
+    pub(crate) fn call_for_help(&self, state: &State) {
+        if state.idle > 0 {
+            self.work.notify_all();
+        }
+    }
+
+    /// Whether a thread that helps is to look for a lane that waits.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Relaxed)
+    }
+
+    /// No lane waits. To be called under the lock.
+    pub(crate) fn wants_nobody(&self) {
+        self.wanted.store(false, Relaxed);
+    }
+
     pub(crate) fn wait_for_work<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State>,
     ) -> MutexGuard<'a, State> {
-        self.work.wait(state).unwrap_or_else(PoisonError::into_inner)
+        state.idle += 1;
+        state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.idle -= 1;
+        state
     }
 
     pub(crate) fn idle_lanes(&self) {

@@ -11,7 +11,9 @@ macro_rules! linux {
 linux! {
     mod backend;
     mod bytes;
+    mod chunks;
     mod config;
+    mod crew;
     mod engine;
     mod error;
     mod greet;

@@ -18,6 +18,7 @@ use kvx_core::backend::{Event, Outcome};
 use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::memory::Region;
 
+use crate::crew::Crew;
 use crate::error::stale;
 use crate::host::Host;
 use crate::link::{Link, Mine};
@@ -44,6 +45,10 @@ pub(crate) struct State {
     pub(crate) segments: HashMap<u64, usize>,
     /// Lanes whose first job can be taken.
     pub(crate) runnable: VecDeque<(PeerId, Lanes)>,
+    /// Large jobs that are being carried out, and with which further threads may help.
+    pub(crate) crews: Vec<Arc<Crew>>,
+    /// Threads that copy and have nothing to do.
+    pub(crate) idle: usize,
     /// Connections whose first message has not come.
     pub(crate) early: HashMap<u64, Early>,
     /// What the kernel's events are about.
@@ -129,7 +134,7 @@ pub(crate) enum Lanes {
 /// Jobs of one kind, one after the other.
 pub(crate) struct Lane<T> {
     pub(crate) jobs: VecDeque<T>,
-    /// One is being carried out, or about to be.
+    /// One is being carried out, or about to be, by however many threads.
     pub(crate) busy: bool,
 }
 

@@ -1,5 +1,7 @@
 //! Jobs, and the threads that carry them out.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -20,10 +22,10 @@ use crate::sys::copy::copy;
 use crate::sys::vm::Vectors;
 
 /// Bytes between two looks at whether to go on. Whoever ends a connection waits for no more than these.
-const STRIDE: usize = 256 << 10;
+pub(crate) const STRIDE: usize = 256 << 10;
 
 /// Bytes of one call to the kernel, at most about.
-const CALL: usize = 1 << 20;
+pub(crate) const CALL: usize = 1 << 20;
 
 /// Part of a job: from a place of the peer's to this side's memory.
 #[derive(Clone, Copy, Debug)]
@@ -107,9 +109,43 @@ impl Halt {
 }
 
 /// A job that a thread has taken.
-enum Job {
+pub(crate) enum Job {
     Read(Box<Read>),
     Serve(Box<Serve>),
+}
+
+impl Job {
+    /// From where its runs are copied.
+    pub(crate) fn places(&self) -> Result<Cow<'_, [Place]>, Halt> {
+        match self {
+            Self::Read(read) => read.places().map(Cow::Owned),
+            Self::Serve(serve) if serve.gone => Err(Halt::NoRegion),
+            Self::Serve(serve) => Ok(Cow::Borrowed(&serve.places)),
+        }
+    }
+
+    pub(crate) fn runs(&self) -> &[Run] {
+        match self {
+            Self::Read(read) => &read.runs,
+            Self::Serve(serve) => &serve.runs,
+        }
+    }
+
+    /// Whether it was cancelled.
+    pub(crate) fn is_stopped(&self, link: &Link) -> bool {
+        match self {
+            Self::Read(read) => read.stop.load(Relaxed),
+            Self::Serve(serve) => link.is_cancelled(serve.sequence),
+        }
+    }
+
+    /// Whether what was copied counts, once all of it was.
+    pub(crate) fn verify(&self, link: &Link) -> Result<(), Halt> {
+        match self {
+            Self::Read(read) => read.verify(link),
+            Self::Serve(_) => Ok(()),
+        }
+    }
 }
 
 /// What a thread keeps from job to job.
@@ -124,17 +160,21 @@ impl Shared {
         let mut scratch = Scratch::default();
         let mut state = self.lock();
         while !state.finished {
-            match state.runnable.pop_front() {
-                Some((peer, lane)) => {
-                    if let Some((job, link)) = take(&mut state, peer, lane) {
-                        drop(state);
-                        self.carry_out(peer, job, &link, &mut scratch);
-                        state = self.lock();
-                    } else {
-                        self.freed(&mut state, peer, lane);
-                    }
+            if let Some((peer, lane)) = state.runnable.pop_front() {
+                if let Some((job, link)) = take(&mut state, peer, lane) {
+                    drop(state);
+                    self.lead(peer, job, link, &mut scratch);
+                    state = self.lock();
+                } else {
+                    self.freed(&mut state, peer, lane);
                 }
-                None => state = self.wait_for_work(state),
+            } else if let Some(crew) = state.crews.first().cloned() {
+                self.wants_nobody();
+                drop(state);
+                self.help(crew, &mut scratch);
+                state = self.lock();
+            } else {
+                state = self.wait_for_work(state);
             }
         }
     }
@@ -193,10 +233,16 @@ impl Shared {
         state
     }
 
-    fn carry_out(&self, peer: PeerId, job: Job, link: &Link, scratch: &mut Scratch) {
+    /// Carries a job out on the calling thread alone.
+    pub(crate) fn carry_out(&self, peer: PeerId, job: Job, link: &Link, scratch: &mut Scratch) {
+        let result = run_job(&job, link, scratch);
+        self.complete(peer, job, result);
+    }
+
+    /// No thread is in a job any more: tells what became of it, and frees its lane.
+    pub(crate) fn complete(&self, peer: PeerId, job: Job, result: Result<Route, Halt>) {
         match job {
             Job::Read(read) => {
-                let result = run_read(&read, link, scratch);
                 let Read { id, hold, note, stop, .. } = *read;
                 // Let go of before anybody is told.
                 drop(hold);
@@ -205,7 +251,6 @@ impl Shared {
                 self.freed(&mut state, peer, Lanes::Reads);
             }
             Job::Serve(serve) => {
-                let result = run_serve(&serve, link, scratch);
                 let Serve { sequence, hold, note, .. } = *serve;
                 drop(hold);
                 let mut state = self.lock();
@@ -317,38 +362,46 @@ fn take(state: &mut State, peer: PeerId, lane: Lanes) -> Option<(Job, Arc<Link>)
     Some((job, link))
 }
 
+impl Read {
+    fn places(&self) -> Result<Vec<Place>, Halt> {
+        let place = |key: &Arc<Imported>| match key.place.get() {
+            Some(Ok(place)) => Ok(place.clone()),
+            Some(Err(why)) => Err(Halt::Nowhere(why.clone())),
+            None => Err(Halt::Nowhere("the peer has not said where the region is".into())),
+        };
+        self.keys.iter().map(place).collect()
+    }
+
+    /// What was read is the region's only if it is still registered afterwards.
+    fn verify(&self, link: &Link) -> Result<(), Halt> {
+        let registered = |key: &Arc<Imported>| link.regions.has(key.slot, key.generation);
+        if self.keys.iter().all(registered) { Ok(()) } else { Err(Halt::NoRegion) }
+    }
+}
+
+fn run_job(job: &Job, link: &Link, scratch: &mut Scratch) -> Result<Route, Halt> {
+    let places = job.places()?;
+    run(link, &places, whole(job.runs()), &|| job.is_stopped(link), scratch)?;
+    job.verify(link)?;
+    Ok(Route::of(&places, job.runs()))
+}
+
 fn run_read(read: &Read, link: &Link, scratch: &mut Scratch) -> Result<Route, Halt> {
-    let mut places = Vec::with_capacity(read.keys.len());
-    for key in &read.keys {
-        match key.place.get() {
-            Some(Ok(place)) => places.push(place.clone()),
-            Some(Err(why)) => return Err(Halt::Nowhere(why.clone())),
-            None => return Err(Halt::Nowhere("the peer has not said where the region is".into())),
-        }
-    }
-    run(link, &places, &read.runs, &|| read.stop.load(Relaxed), scratch)?;
-    // What was read is the region's only if it was still registered afterwards.
-    let registered = |key: &Arc<Imported>| link.regions.has(key.slot, key.generation);
-    if !read.keys.iter().all(registered) {
-        return Err(Halt::NoRegion);
-    }
+    let places = read.places()?;
+    run(link, &places, whole(&read.runs), &|| read.stop.load(Relaxed), scratch)?;
+    read.verify(link)?;
     Ok(Route::of(&places, &read.runs))
 }
 
-fn run_serve(serve: &Serve, link: &Link, scratch: &mut Scratch) -> Result<Route, Halt> {
-    if serve.gone {
-        return Err(Halt::NoRegion);
-    }
-    let stop = || link.is_cancelled(serve.sequence);
-    run(link, &serve.places, &serve.runs, &stop, scratch)?;
-    Ok(Route::of(&serve.places, &serve.runs))
+fn whole(runs: &[Run]) -> impl Iterator<Item = (&Run, Range<usize>)> {
+    runs.iter().map(|run| (run, 0..run.bytes))
 }
 
-/// Copies all runs, in strides, as long as the connection and `stop` allow it.
-fn run(
+/// Copies these parts of runs, in strides, as long as the connection and `stop` allow it.
+pub(crate) fn run<'a>(
     link: &Link,
     places: &[Place],
-    runs: &[Run],
+    parts: impl Iterator<Item = (&'a Run, Range<usize>)>,
     stop: &dyn Fn() -> bool,
     scratch: &mut Scratch,
 ) -> Result<(), Halt> {
@@ -360,9 +413,10 @@ fn run(
     let mut through_kernel = false;
     let vectors = &mut scratch.vectors;
     vectors.clear();
-    for run in runs {
-        let (mut offset, mut to, mut bytes) = (run.offset, run.to.0, run.bytes);
-        while bytes > 0 {
+    for (run, part) in parts {
+        assert!(part.end <= run.bytes);
+        let Range { start: mut at, end } = part;
+        while at < end {
             if left == 0 {
                 drop(inside);
                 if stop() {
@@ -371,34 +425,33 @@ fn run(
                 inside = link.enter().ok_or(Halt::Over)?;
                 left = STRIDE;
             }
-            let part = match &places[run.place as usize] {
+            // SAFETY: `at` is less than the run has bytes.
+            let to = unsafe { run.to.0.add(at) };
+            let offset = run.offset + at as u64;
+            at += match &places[run.place as usize] {
                 Place::Shared(memory, base) => {
-                    let part = bytes.min(left);
-                    let at = usize::try_from(base + offset).unwrap_or(usize::MAX);
-                    assert!(at.checked_add(part).is_some_and(|end| end <= memory.bytes()));
+                    let bytes = (end - at).min(left);
+                    let from = usize::try_from(base + offset).unwrap_or(usize::MAX);
+                    assert!(from.checked_add(bytes).is_some_and(|end| end <= memory.bytes()));
                     // SAFETY: inside the mapping, as was just checked.
-                    let from = unsafe { memory.address().add(at) };
+                    let from = unsafe { memory.address().add(from) };
                     // SAFETY: the source is inside a mapping that `places` keeps; the target is memory that the job holds,
                     // with room for the run. They are different mappings, so they do not overlap.
-                    unsafe { copy(from, to, part) };
-                    left -= part;
-                    part
+                    unsafe { copy(from, to, bytes) };
+                    left -= bytes;
+                    bytes
                 }
                 Place::Process(address) => {
-                    let part = bytes.min(CALL);
+                    let bytes = (end - at).min(CALL);
                     through_kernel = true;
-                    vectors.push(address + offset, to, part);
+                    vectors.push(address + offset, to, bytes);
                     if vectors.is_full() || vectors.bytes() >= CALL {
                         read_process(link, vectors)?;
                         left = 0;
                     }
-                    part
+                    bytes
                 }
             };
-            offset += part as u64;
-            bytes -= part;
-            // SAFETY: `part` bytes of the run were left, so this is inside it or at its end.
-            to = unsafe { to.add(part) };
         }
     }
     read_process(link, vectors)?;

@@ -32,6 +32,8 @@ mod shm {
                 setup("mixed").with_allocated_memory(),
                 // Several threads that copy, nothing within `submit`.
                 setup("threads").with_allocated_memory(),
+                // All of them in one transfer.
+                setup("together").with_allocated_memory(),
             ]
         }
 
@@ -56,6 +58,7 @@ mod shm {
         fn open(&self, side: &str) -> Result<Arc<dyn TransferBackend>> {
             let options: BackendConfig = match self.0.as_str() {
                 "threads" => "copy_threads=3,inline_bytes=0",
+                "together" => "copy_threads=3,inline_bytes=0,together_bytes=0",
                 _ => "",
             }
             .parse()?;

@@ -22,7 +22,7 @@ use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_shm::SharedMemory;
 
 use count::Left;
-use pair::{Pair, open, wait};
+use pair::{Pair, open, open_with, wait};
 use peer::Process;
 
 /// What is left is counted for the whole process, so one test runs at a time.
@@ -182,6 +182,71 @@ fn killed_peers_leave_nothing_behind() {
             down
         });
         assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    }
+    before.unwrap().is_all_that_is_left(&format!("{count} killed peers"));
+}
+
+/// The peer is killed while several threads read from it, together. What it had does not count, and nothing of it is left.
+#[test]
+fn peers_killed_while_several_threads_read_leave_nothing_behind() {
+    const TEST: &str = "peers_killed_while_several_threads_read_leave_nothing_behind";
+    const MEMORY: u64 = 1 << 20;
+    const TIMES: u64 = 16;
+    if peer::serve_if_asked() {
+        return;
+    }
+    let _alone = alone();
+    let count = times(30);
+    let one = open_with("copy_threads=3,inline_bytes=0,together_bytes=0");
+    let memory = SharedMemory::region(MEMORY * TIMES).unwrap();
+    let local = one.register(&memory).unwrap();
+    let mut before = None;
+    let mut events = Events::with_limit(64);
+    for round in 0..count {
+        if round == count / 10 {
+            before = Some(Left::at_rest());
+        }
+        let mut process = Process::start(TEST);
+        let (peer, remote) = process.meet(&one);
+        // All of the peer's memory, many times.
+        let segments: Vec<_> = (0..TIMES)
+            .map(|at| PostedSegment {
+                local,
+                remote,
+                local_offset: at * MEMORY,
+                remote_offset: 0,
+                bytes: MEMORY,
+            })
+            .collect();
+        for index in 0..4 {
+            let posted =
+                one.submit(TransferId(round * 4 + index), peer, Mode::Read, &segments, None);
+            assert_eq!(posted.unwrap(), Submit::Submitted);
+        }
+        std::thread::sleep(Duration::from_micros(round * 97 % 3000));
+        process.kill();
+        let mut settled = 0;
+        wait("a killed peer to be down", || {
+            one.poll(&mut events);
+            let mut down = false;
+            for event in events.drain() {
+                match event {
+                    Event::Settled { .. } => settled += 1,
+                    Event::PeerDown { error, .. } => {
+                        assert!(error.is_some() && settled == 4, "{settled} of 4");
+                        down = true;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            down
+        });
+        // Nobody writes any more.
+        memory.write_at(0, &[9; 4096]).unwrap();
+        std::thread::sleep(Duration::from_micros(200));
+        let mut seen = [0; 4096];
+        memory.read_at(0, &mut seen).unwrap();
+        assert_eq!(seen, [9; 4096]);
     }
     before.unwrap().is_all_that_is_left(&format!("{count} killed peers"));
 }

@@ -21,7 +21,11 @@ pub(crate) struct Pair {
 }
 
 pub(crate) fn open() -> Arc<ShmBackend> {
-    ShmBackend::open(&Options::default()).unwrap()
+    open_with("")
+}
+
+pub(crate) fn open_with(options: &str) -> Arc<ShmBackend> {
+    ShmBackend::open(&Options::read(&options.parse().unwrap()).unwrap()).unwrap()
 }
 
 pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {

@@ -12,7 +12,7 @@ use pair::{KINDS, Pair, segment};
 /// Within `submit` and on a thread of the backend's, with a notification and without.
 #[test]
 fn a_report_names_the_kind_of_memory_that_was_copied_from() {
-    for options in ["", "inline_bytes=0", "copy_threads=2"] {
+    for options in ["", "inline_bytes=0", "copy_threads=2", "copy_threads=2,together_bytes=0"] {
         let pair = Pair::new(options);
         for mode in [Mode::Read, Mode::Write] {
             for note in [None, Some(&b"note"[..])] {
