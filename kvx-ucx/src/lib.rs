@@ -16,6 +16,7 @@ linux! {
     mod flight;
     mod handshake;
     mod lanes;
+    pub mod limit;
     mod memory;
     mod message;
     mod peer;

@@ -42,12 +42,13 @@ fn main() -> std::process::ExitCode {
     // What is left is counted for the whole process.
     arguments.test_threads = Some(1);
     let listed = arguments.list || arguments.ignored;
-    let tests: [(&str, fn()); 12] = [
+    let tests: [(&str, fn()); 13] = [
         ("transfers_leave_nothing_behind", many::transfers_leave_nothing_behind),
         ("no_data_travels_in_messages", many::no_data_travels_in_messages),
         ("connections_leave_nothing_behind", many::connections_leave_nothing_behind),
         ("an_idle_pair_sleeps", many::an_idle_pair_sleeps),
         ("notifications_wait_for_room", many::notifications_wait_for_room),
+        ("the_raw_loop_moves_what_it_says", many::the_raw_loop_moves_what_it_says),
         ("killed_peers", deaths::killed_peers),
         ("stopped_peers", deaths::stopped_peers),
         ("what_is_required_is_enforced", refusals::what_is_required_is_enforced),

@@ -159,3 +159,51 @@ pub(crate) fn notifications_wait_for_room() {
         heard == posted && settled == posted
     });
 }
+
+/// The loop of benchmarks moves what it says.
+pub(crate) fn the_raw_loop_moves_what_it_says() {
+    use kvx_core::transfer::Segment;
+    use kvx_ucx::limit::Raw;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    const SIZE: usize = 1 << 20;
+    let options = format!("devices={}", crate::pair::lasting_interface());
+    let options = kvx_ucx::Options::read(&options.parse().unwrap()).unwrap();
+    let [mine, theirs] = [0, 1].map(|_| Region::host(SIZE as u64).unwrap());
+    let mut other = Raw::open(&options).unwrap();
+    let key = other.register(&theirs).unwrap();
+    let address = other.address().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let serving = std::thread::spawn(move || {
+        while !stopped.load(SeqCst) {
+            other.progress();
+        }
+    });
+    let mut one = Raw::open(&options).unwrap();
+    one.register(&mine).unwrap();
+    one.connect(&address, &[key]).unwrap();
+    let segments: Vec<Segment> = (0..256)
+        .map(|index| Segment {
+            local_region: 0,
+            remote_region: 0,
+            local_offset: index * 4096,
+            remote_offset: (255 - index) * 4096,
+            bytes: 4096,
+        })
+        .collect();
+    let mut seen = [0; 4];
+    theirs.write_at(255 * 4096, &[1, 2, 3, 4]).unwrap();
+    one.run(Mode::Read, &segments, 16).unwrap();
+    mine.read_at(0, &mut seen).unwrap();
+    assert_eq!(seen, [1, 2, 3, 4]);
+    mine.write_at(0, &[9, 8, 7, 6]).unwrap();
+    one.run(Mode::Write, &segments, 16).unwrap();
+    theirs.read_at(255 * 4096, &mut seen).unwrap();
+    assert_eq!(seen, [9, 8, 7, 6]);
+    let outside = Segment { local_offset: SIZE as u64, ..segments[0] };
+    assert!(one.run(Mode::Read, &[outside], 16).is_err());
+    stop.store(true, SeqCst);
+    drop(one);
+    serving.join().unwrap();
+}
