@@ -32,7 +32,9 @@ fn ip(arguments: &str) -> Result<(), String> {
 impl Namespace {
     fn new(six: bool) -> Result<Self, String> {
         let process = std::process::id();
-        let mark = if six { 'x' } else { 'f' };
+        // The interfaces of a namespace that is gone take a while to go.
+        static MADE: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let mark = format!("n{}", MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let name = format!("kvxu{process}{mark}");
         let (inside, outside) = (format!("ui{process}{mark}"), format!("uo{process}{mark}"));
         ip(&format!("netns add {name}"))?;
