@@ -100,13 +100,24 @@ impl Sabotage for ReadAsWrite {
 /// Says that a transfer settled before it even begins.
 #[derive(Default)]
 pub(crate) struct SettledBeforeData {
+    /// It says so within the call.
+    at_once: bool,
     later: Later,
     queue: Queue,
+}
+
+impl SettledBeforeData {
+    pub(crate) fn at_once() -> Self {
+        Self { at_once: true, ..Self::default() }
+    }
 }
 
 impl Sabotage for SettledBeforeData {
     fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
         self.later.hold(at, 3, post.held());
+        if self.at_once {
+            return Ok(Submit::Done { route: None });
+        }
         self.queue.push(at, settled(post.id, Outcome::done()));
         Ok(Submit::Submitted)
     }

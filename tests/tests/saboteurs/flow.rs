@@ -29,6 +29,18 @@ impl Sabotage for SettledTwice {
     }
 }
 
+/// Says within the call that a batch is done, and by an event once more.
+pub(crate) struct DoneAndSettled;
+
+impl Sabotage for DoneAndSettled {
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        Ok(match post.to(at)? {
+            Submit::Submitted => Submit::Done { route: None },
+            other => other,
+        })
+    }
+}
+
 /// Forgets every seventh transfer.
 #[derive(Default)]
 pub(crate) struct SettledNever {

@@ -9,9 +9,9 @@ use crate::being::{
 use crate::blocking::{Blocks, Call};
 use crate::ending::{Cancel, Cancels, Close, Closes, Revoked, Revokes, Sever, Severs};
 use crate::flow::{
-    ErrorButPosted, Full, IdsCut, LostAmongThreads, MeetingLosesEvents, NeedsTheInitiator,
-    NeedsTheTarget, OnlyForTheirPoster, Overfills, SettledNever, SettledTwice, ToEveryPoller,
-    WhenFull,
+    DoneAndSettled, ErrorButPosted, Full, IdsCut, LostAmongThreads, MeetingLosesEvents,
+    NeedsTheInitiator, NeedsTheTarget, OnlyForTheirPoster, Overfills, SettledNever, SettledTwice,
+    ToEveryPoller, WhenFull,
 };
 use crate::meeting::{
     ConnectsToNobody, CrossingMakesTwo, FinishGivesAnother, FirstHandle, Read, Reads,
@@ -51,6 +51,7 @@ saboteurs! {
         wraps_at_a_mebibyte => data::Changed(data::wraps_at_a_mebibyte),
         read_as_write => data::ReadAsWrite,
         settled_before_data => data::SettledBeforeData::default(),
+        done_before_data => data::SettledBeforeData::at_once(),
         posts_reversed => data::PostsReversed::default(),
         wrong_peer => data::WrongPeer::default(),
 
@@ -96,6 +97,7 @@ saboteurs! {
         deregister_blocks => Blocks::new(Call::Deregister),
 
         settled_twice => SettledTwice::default(),
+        done_and_settled => DoneAndSettled,
         settled_never => SettledNever::default(),
         ids_cut_to_32_bits => IdsCut::default(),
         needs_the_target_to_poll => NeedsTheTarget::default(),

@@ -32,7 +32,7 @@ pub(crate) const GROUP: Group = Group {
             "data.read.visible",
             Point::Visible,
             "Once a read is settled as done, its bytes are in this side's memory.",
-            &["settled_before_data"],
+            &["settled_before_data", "done_before_data"],
             |world| visible(world, Mode::Read),
         )
         .needs(&[reads]),
@@ -40,7 +40,7 @@ pub(crate) const GROUP: Group = Group {
             "data.write.visible",
             Point::Visible,
             "Once a write is settled as done, its bytes are in the peer's memory.",
-            &["settled_before_data"],
+            &["settled_before_data", "done_before_data"],
             |world| visible(world, Mode::Write),
         )
         .needs(&[writes]),

@@ -22,7 +22,7 @@ pub(crate) const GROUP: Group = Group {
             "settled.once",
             Point::Settled,
             "Every transfer that was posted settles, exactly once, under its own id.",
-            &["settled_twice", "settled_never"],
+            &["settled_twice", "settled_never", "done_and_settled"],
             settled_once,
         ),
         Clause::new(
