@@ -4,7 +4,7 @@
     python3 -m venv nixl && nixl/bin/pip install nixl numpy
     kvx bench --tokens 2048 --peer-command 'nixl/bin/python benches/peers/nixl_rounds.py --tokens 2048 --blocks permuted'
 
-Two processes, as of two engines on one host. Each has `--regions` regions of 4 KiB pages; a request moves `--tokens` tokens,
+Two processes, as of two engines on one host. Each has `--regions` regions; a request moves `--tokens` tokens,
 which are `--block-bytes` bytes per `--block-tokens` tokens and region. With `--run-bytes` and `--heads` each block is moved in
 runs, from one order of heads and tokens to the other, as between two layouts of attention. Each round makes a prepared
 transfer over descriptor lists that were made before, posts it, waits, and lets go of it, which is what a connector does per
@@ -31,6 +31,7 @@ def arguments():
     parser.add_argument("--regions", type=int, default=64, help="default: Llama-3.1-8B, keys and values of 32 layers")
     parser.add_argument("--block-bytes", type=int, default=32768)
     parser.add_argument("--block-tokens", type=int, default=16)
+    parser.add_argument("--memory", choices=["shared", "heap"], default="shared", help="which pages back the caches")
     parser.add_argument("--run-bytes", type=int, default=0, help="0: whole blocks")
     parser.add_argument("--heads", type=int, default=8, help="with --run-bytes: runs per token")
     parser.add_argument("--progress-thread", choices=["yes", "no"], default="yes")
@@ -50,9 +51,13 @@ class Cache:
         self.blocks = options.tokens // options.block_tokens
         self.region_bytes = self.blocks * options.block_bytes
         size = options.regions * self.region_bytes
-        pages = os.memfd_create(name)
-        os.ftruncate(pages, size)
-        self.map = mmap.mmap(pages, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        if options.memory == "shared":
+            pages = os.memfd_create(name)
+            os.ftruncate(pages, size)
+            self.map = mmap.mmap(pages, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        else:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+            self.map = mmap.mmap(-1, size, flags)
         self.words = np.frombuffer(self.map, dtype=np.uint64)
         self.base = self.words.ctypes.data
         config = nixl_agent_config(
