@@ -43,12 +43,13 @@ pub fn choose(policy: &Policy, peer: Option<&[&str]>) -> Result<Choice> {
     Ok(choice)
 }
 
-/// What to tell the other side: the names of all backends that could be chosen here, sorted.
+/// What to tell the other side: the names of all backends that could be chosen here, sorted. One that reaches nobody outside of
+/// a [place](kvx_core::capability::Capabilities::place) is followed by `@` and that.
 ///
 /// # Errors
 ///
 /// As for [`choose`], except that an empty list is no error.
-pub fn offers(policy: &Policy) -> Result<Vec<&'static str>> {
+pub fn offers(policy: &Policy) -> Result<Vec<String>> {
     offers_among(&crate::backends()?, policy)
 }
 
@@ -66,19 +67,34 @@ pub async fn open(choice: &Choice, config: &BackendConfig) -> Result<Arc<dyn Tra
     Ok(backend)
 }
 
-fn offers_among(all: &[&'static Registration], policy: &Policy) -> Result<Vec<&'static str>> {
+fn offers_among(all: &[&'static Registration], policy: &Policy) -> Result<Vec<String>> {
     if policy.named().is_some() {
         return Ok(match choose_among(all, policy, None) {
-            Ok(choice) => vec![choice.registration.name],
+            Ok(choice) => vec![offer(choice.registration, &policy.options)],
             Err(error) if error.kind() == ErrorKind::Unsupported => Vec::new(),
             Err(error) => return Err(error),
         });
     }
     check_options(policy)?;
-    let mut names: Vec<_> =
-        all.iter().filter(|one| usable(one, policy, None).is_ok()).map(|one| one.name).collect();
-    names.sort_unstable();
-    Ok(names)
+    let usable = all.iter().filter(|one| usable(one, policy, None).is_ok());
+    let mut offers: Vec<_> = usable.map(|one| offer(one, &BackendConfig::new())).collect();
+    offers.sort_unstable();
+    Ok(offers)
+}
+
+/// A backend that can be used here, for the other side.
+fn offer(one: &Registration, options: &BackendConfig) -> String {
+    match place(one, options) {
+        Some(place) => format!("{}@{place}", one.name),
+        None => one.name.to_owned(),
+    }
+}
+
+fn place(one: &Registration, options: &BackendConfig) -> Option<String> {
+    match (one.probe)(options) {
+        Probe::Available { capabilities, .. } => capabilities.place,
+        _ => None,
+    }
 }
 
 fn choose_among(
@@ -109,7 +125,10 @@ fn choose_named(
         .with_context("registered", list(all.iter().map(|one| one.name)))
         .with_remedy("name a registered one, or build with the feature that brings it"));
     };
-    match admit(registration, policy, peer).and_then(|()| probe(registration, &policy.options)) {
+    match admit(registration, policy, peer)
+        .and_then(|()| probe(registration, &policy.options))
+        .and_then(|detail| meets(registration, &policy.options, peer).map(|()| detail))
+    {
         Ok(detail) => {
             let considered = all
                 .iter()
@@ -157,6 +176,12 @@ fn refusal(
         Verdict::NotAllowed => error("it was asked for, but the policy forbids it".into())
             .with_context("allowed", list(policy.allow.iter().flatten()))
             .with_remedy("allow it, or name another"),
+        Verdict::PeerElsewhere { here, there } => {
+            error("it was asked for, but the peer is at another place".into())
+                .with_context("here", here)
+                .with_context("there", there)
+                .with_remedy("name a backend that reaches other hosts")
+        }
         _ => error("it was asked for, but the peer does not have it".into())
             .with_context("peer", list(peer.unwrap_or_default()))
             .with_remedy("start the peer with this backend, or name one that it has"),
@@ -200,7 +225,9 @@ struct Usable {
 fn usable(one: &Registration, policy: &Policy, peer: Option<&[&str]>) -> Result<Usable, Verdict> {
     admit(one, policy, peer)?;
     let rank = one.rank.ok_or(Verdict::NeverUnasked)?;
-    let detail = probe(one, &BackendConfig::new())?;
+    let options = BackendConfig::new();
+    let detail = probe(one, &options)?;
+    meets(one, &options, peer)?;
     Ok(Usable { rank, detail })
 }
 
@@ -209,10 +236,30 @@ fn admit(one: &Registration, policy: &Policy, peer: Option<&[&str]>) -> Result<(
     if !policy.allows(one.name) {
         return Err(Verdict::NotAllowed);
     }
-    if peer.is_some_and(|names| !names.contains(&one.name)) {
+    if peer.is_some_and(|offers| offers.iter().all(|offer| name_and_place(offer).0 != one.name)) {
         return Err(Verdict::PeerLacksIt);
     }
     Ok(())
+}
+
+fn name_and_place(offer: &str) -> (&str, Option<&str>) {
+    offer.split_once('@').map_or((offer, None), |(name, place)| (name, Some(place)))
+}
+
+/// Whether it reaches the other side, as far as both say where they are.
+fn meets(
+    one: &Registration,
+    options: &BackendConfig,
+    peer: Option<&[&str]>,
+) -> Result<(), Verdict> {
+    let mut offers = peer.unwrap_or_default().iter().map(|offer| name_and_place(offer));
+    let Some((_, Some(there))) = offers.find(|(name, _)| *name == one.name) else { return Ok(()) };
+    match place(one, options) {
+        Some(here) if here != there => {
+            Err(Verdict::PeerElsewhere { here, there: there.to_owned() })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn probe(one: &Registration, options: &BackendConfig) -> Result<String, Verdict> {

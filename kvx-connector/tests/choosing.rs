@@ -65,7 +65,7 @@ mod mock {
         let error = choose(&Policy::default(), Some(&["mock"])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("mock=never chosen unasked"), "{error}");
-        assert!(!offers(&Policy::default()).unwrap().contains(&"mock"));
+        assert!(!offers(&Policy::default()).unwrap().contains(&"mock".to_owned()));
     }
 
     #[test]
@@ -92,8 +92,11 @@ mod shm {
 
     #[test]
     fn it_needs_nothing_installed_so_it_is_chosen_unasked() {
-        assert!(offers(&Policy::default()).unwrap().contains(&"shm"));
-        let choice = choose(&Policy::default(), Some(&["shm", "mock"])).unwrap();
+        let own = offers(&Policy::default()).unwrap();
+        let own = own.iter().find(|offer| offer.starts_with("shm@")).expect("it says where");
+        let elsewhere = choose(&Policy::default(), Some(&["shm@another host/1"])).unwrap_err();
+        assert!(elsewhere.to_string().contains("the peer is elsewhere"), "{elsewhere}");
+        let choice = choose(&Policy::default(), Some(&[own, "mock"])).unwrap();
         assert_eq!(choice.registration.name, "shm");
         assert!(choice.detail.contains("borrowed memory"), "{choice}");
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -28,6 +28,9 @@ pub struct Capabilities {
     pub native_notification: bool,
     /// [`event_fd`](crate::backend::TransferBackend::event_fd) gives a descriptor to sleep on.
     pub event_fd: bool,
+    /// The place outside of which it reaches nobody: two sides reach each other only where both say the same. `None` of a
+    /// backend that reaches other hosts, or does not know.
+    pub place: Option<String>,
 }
 
 impl Capabilities {
@@ -44,6 +47,7 @@ impl Capabilities {
             revoke: Revoke::None,
             native_notification: false,
             event_fd: false,
+            place: None,
         }
     }
 

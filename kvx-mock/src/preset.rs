@@ -87,7 +87,9 @@ impl Preset {
             silence: Span::micros(1_000_000, 4_000_000),
             sever: Span::micros(1, 1_000_000),
         };
-        Self { loss: Loss::Transfer, ..Self::made_of("efa", "mock-srd", capabilities, timing) }
+        let mut made = Self::made_of("efa", "mock-srd", capabilities, timing);
+        made.loss = Loss::Transfer;
+        made
     }
 
     /// Like UCX over TCP: everything in any order, no way to end a peer's access, large limits. The target is software: while
@@ -106,8 +108,9 @@ impl Preset {
             silence: Span::micros(10_000_000, 30_000_000),
             sever: Span::micros(1, 1_900_000),
         };
-        let made = Self::made_of("ucx-tcp", "mock-tcp", capabilities, timing);
-        Self { target: Target::Software, ..made }
+        let mut made = Self::made_of("ucx-tcp", "mock-tcp", capabilities, timing);
+        made.target = Target::Software;
+        made
     }
 
     const fn made_of(

@@ -96,7 +96,7 @@ impl Shared {
             incarnation,
             host,
             options: options.clone(),
-            capabilities: crate::probe::capabilities(options),
+            capabilities: crate::probe::capabilities(&host),
             table,
             epoll,
             wake,

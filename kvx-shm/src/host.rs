@@ -58,6 +58,11 @@ impl Host {
         Ok(Self { boot, network: namespace("net")?, processes: namespace("pid")?, user })
     }
 
+    /// Where a peer has to be: what [`meets`](Self::meets) asks for, in short.
+    pub(crate) fn place(&self) -> String {
+        format!("{}/{}", hex(&self.boot), self.network)
+    }
+
     pub(crate) fn encode(&self, to: &mut Writer) {
         to.bytes(&self.boot);
         for Namespace(device, inode) in [self.network, self.processes] {

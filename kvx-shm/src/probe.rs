@@ -25,7 +25,7 @@ const _: () = assert!(
     "the largest record does not fit"
 );
 
-pub(crate) fn capabilities(_: &Options) -> Capabilities {
+pub(crate) fn capabilities(host: &Host) -> Capabilities {
     let mut can = Capabilities::none();
     can.read = true;
     can.write = true;
@@ -38,6 +38,7 @@ pub(crate) fn capabilities(_: &Options) -> Capabilities {
     can.revoke = Revoke::PerPeer;
     can.native_notification = true;
     can.event_fd = true;
+    can.place = Some(host.place());
     can
 }
 
@@ -52,9 +53,13 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
             return Probe::bad_options(&error, "docs/shm.md says which options there are, and of what values");
         }
     };
-    if let Err(error) = Host::here() {
-        return unavailable(format!("/proc does not say where this process is: {error}"), "mount /proc");
-    }
+    let host = match Host::here() {
+        Ok(host) => host,
+        Err(error) => {
+            let why = format!("/proc does not say where this process is: {error}");
+            return unavailable(why, "mount /proc");
+        }
+    };
     if let Err(error) = Own::new("kvx-shm-probe", 1, Pages::Normal, |_, _| Ok(())) {
         return unavailable(
             format!("memory cannot be made and sealed: {error}"),
@@ -72,7 +77,7 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
     }
     let borrowed = borrowed(vm::ptrace_scope(), vm::has_ptrace_capability(), options.ptracer);
     let detail = format!("one host; borrowed memory {borrowed}; {}", huge_pages());
-    Probe::Available { detail, capabilities: Box::new(capabilities(&options)) }
+    Probe::Available { detail, capabilities: Box::new(capabilities(&host)) }
 }
 
 /// What is known about reading other processes' memory before there is a peer: by Yama's `ptrace_scope`, whether this process

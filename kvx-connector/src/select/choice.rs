@@ -85,6 +85,13 @@ pub enum Verdict {
     NotAllowed,
     /// The other side does not have it.
     PeerLacksIt,
+    /// The other side has it, but at a place that it does not reach from here.
+    PeerElsewhere {
+        /// This side's place.
+        here: String,
+        /// The other side's.
+        there: String,
+    },
     /// It was named with options that are wrong.
     BadOptions {
         /// What is wrong with them.
@@ -114,6 +121,9 @@ impl fmt::Display for Verdict {
             Self::NeverUnasked => f.write_str("never chosen unasked"),
             Self::NotAllowed => f.write_str("not allowed by the policy"),
             Self::PeerLacksIt => f.write_str("the peer does not have it"),
+            Self::PeerElsewhere { here, there } => {
+                write!(f, "the peer is elsewhere: at {there}, not at {here}")
+            }
             Self::BadOptions { reason, remedy: None } => write!(f, "wrong options: {reason}"),
             Self::BadOptions { reason, remedy: Some(remedy) } => {
                 write!(f, "wrong options: {reason}; {remedy}")

@@ -147,6 +147,39 @@ fn options_go_to_the_backend_that_is_named_and_to_no_other() {
     }
 }
 
+fn here_only(_: &BackendConfig) -> Probe {
+    let mut capabilities = kvx_core::capability::Capabilities::none();
+    capabilities.place = Some("this host".into());
+    Probe::Available { detail: "near".into(), capabilities: Box::new(capabilities) }
+}
+
+/// The best of all reaches one host: it is for peers of that host, and for those that do not say where they are.
+#[test]
+fn a_peer_at_another_place_is_not_met_there() {
+    static NEAR: Registration = entry("near", Some(90), here_only);
+    let all = [&NEAR, &SLOW];
+    let policy = Policy::default();
+    assert_eq!(offers_among(&all, &policy).unwrap(), ["near@this host", "slow"]);
+    assert_eq!(offers_among(&all, &named("near")).unwrap(), ["near@this host"]);
+    for (peer, chosen) in [
+        (None, "near"),
+        (Some(["near@this host", "slow"]), "near"),
+        (Some(["near", "slow"]), "near"),
+        (Some(["near@another host", "slow"]), "slow"),
+        (Some(["nearer@this host", "slow"]), "slow"),
+    ] {
+        let choice = choose_among(&all, &policy, peer.as_ref().map(|peer| &peer[..])).unwrap();
+        assert_eq!(choice.registration.name, chosen, "{peer:?}");
+    }
+    let elsewhere = choose_among(&all, &policy, Some(&["near@another host", "slow"])).unwrap();
+    let verdict = "the peer is elsewhere: at another host, not at this host";
+    assert_eq!(verdicts(&elsewhere)[0], ("near", verdict.to_owned()));
+    let error = choose_among(&all, &named("near"), Some(&["near@another host"])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("there=another host"), "{error}");
+    assert!(error.remedy().is_some());
+}
+
 #[test]
 fn offers_are_what_could_be_chosen() {
     assert_eq!(offers_among(&ALL, &Policy::default()).unwrap(), ["fast", "slow", "twin"]);
@@ -282,7 +315,8 @@ proptest! {
         let sides = [made(&list, mine), made(&list, theirs)];
         let offers = sides.each_ref().map(|side| offers_among(side, &policy).unwrap());
         let chosen = [(0, 1), (1, 0)].map(|(me, peer)| {
-            choose_among(&sides[me], &policy, Some(&offers[peer])).ok().map(|c| c.registration.name)
+            let offers: Vec<&str> = offers[peer].iter().map(String::as_str).collect();
+            choose_among(&sides[me], &policy, Some(&offers)).ok().map(|c| c.registration.name)
         });
         prop_assert_eq!(chosen[0], chosen[1]);
         let common = offers[0].iter().any(|name| offers[1].contains(name));
