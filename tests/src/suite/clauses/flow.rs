@@ -214,12 +214,16 @@ fn target_alone(world: &World) -> Verdict {
     Ok(())
 }
 
-/// Posts one-byte writes with notifications until there is no room. Each has a place of its own.
+/// Batches beyond the limit for which a [`wide_lane`] has room.
+const BEYOND: u64 = 64;
+
+/// Posts one-byte writes with notifications until there is no room, or, where they are done within the call, until each place was
+/// written. Each has a place of its own.
 fn fill(world: &World, lane: &mut crate::suite::lane::Lane) -> Verdict<Vec<u64>> {
     let pair = lane.pair.clone();
     let limit = u64::from(pair.one.capabilities()?.limits.max_in_flight);
     let mut ids = Vec::new();
-    loop {
+    while (ids.len() as u64) < limit + BEYOND {
         let (id, at) = (world.id(), ids.len() as u64);
         let segments = [lane.segment(at, at, 1)];
         let note = world.note(&pair.one.capabilities()?, at);
@@ -228,10 +232,11 @@ fn fill(world: &World, lane: &mut crate::suite::lane::Lane) -> Verdict<Vec<u64>>
         }
         lane.apply(Mode::Write, &segments);
         ids.push(id);
+        // What was done within the call is not in flight.
+        let count = pair.one.in_flight();
         ensure!(
-            ids.len() as u64 <= limit,
-            "{} batches are in flight to one peer, the limit is {limit}",
-            ids.len()
+            count as u64 <= limit,
+            "{count} batches are in flight to one peer, the limit is {limit}"
         );
     }
     ensure!(!ids.is_empty(), "an empty queue is full");
@@ -242,7 +247,7 @@ fn fill(world: &World, lane: &mut crate::suite::lane::Lane) -> Verdict<Vec<u64>>
 fn wide_lane(world: &World) -> Verdict<crate::suite::lane::Lane> {
     let pair = world.pair()?;
     let limit = u64::from(pair.one.capabilities()?.limits.max_in_flight);
-    world.lane(&pair, limit + 64)
+    world.lane(&pair, limit + BEYOND)
 }
 
 fn full_bounded(world: &World) -> Verdict {
