@@ -36,7 +36,11 @@ impl UcxBackend {
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("kvx-ucx".into());
         let thread = thread
-            .spawn(move || own.progress())
+            .spawn(move || {
+                // It is woken for what others wait for, and does little itself.
+                kvx_core::thread::runs_briefly();
+                own.progress();
+            })
             .map_err(|error| system("open", "a thread cannot be had", error))?;
         *shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(Arc::new(Self { shared }))

@@ -217,6 +217,13 @@ impl Core {
         self.polled = Some(now);
     }
 
+    /// A call of the program's ends. What time it took, making progress, is no pause between its polls.
+    pub(crate) fn leaves(&mut self, entered: Instant) {
+        if self.polled.is_some_and(|before| entered.saturating_duration_since(before) < POLL_GAP) {
+            self.polled = Some(Instant::now());
+        }
+    }
+
     /// Whether a program that polls without pause makes all the progress that there is to be made.
     pub(crate) fn is_attended(&self) -> bool {
         self.streak >= POLL_STREAK && self.polled.is_some_and(|polled| polled.elapsed() < WATCH)

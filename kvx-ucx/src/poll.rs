@@ -12,7 +12,8 @@ const ROUNDS: u32 = 8;
 impl Core {
     /// Makes progress, and gives as many events as there is room for. What they end is forgotten with them.
     pub(crate) fn poll(&mut self, events: &mut Events) {
-        self.polls(Instant::now());
+        let entered = Instant::now();
+        self.polls(entered);
         let mut rounds = 0;
         while rounds < ROUNDS && self.progress() && self.events.is_empty() {
             rounds += 1;
@@ -32,5 +33,6 @@ impl Core {
             }
             events.push(event);
         }
+        self.leaves(entered);
     }
 }

@@ -1,6 +1,7 @@
 //! Posting and cancelling.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kvx_core::Result;
 use kvx_core::backend::{Event, Submit};
@@ -44,6 +45,7 @@ impl Core {
         segments: &[PostedSegment],
         notify: Option<&[u8]>,
     ) -> Result<Submit> {
+        let entered = Instant::now();
         let full = self.check(id, peer, segments, notify)?;
         let named = self.name(peer, segments)?;
         if full {
@@ -86,6 +88,7 @@ impl Core {
             }
         }
         let done = notify.is_none() && self.is_done(id);
+        self.leaves(entered);
         Ok(if done { Submit::Done { route: None } } else { Submit::Submitted })
     }
 
