@@ -17,20 +17,32 @@ mod ucx {
 
     pub(crate) struct Ucx;
 
+    /// Has UCX take CMA beside TCP, and refuses connections where it does not: with it, all runs of the kit prove CMA.
+    const CMA: &str = "tls=tcp+sm,ucx.CMA_MEMORY_INVALIDATE=y,require=cma";
+    /// UCX 1.13 takes that setting from the environment only, and chooses TCP without it.
+    const CMA_1_13: &str = "tls=tcp+sm";
+
     /// Ways to set it up, and the options of each.
     const SETUPS: &[(&str, &str)] = &[
         ("tcp", "tls=tcp"),
-        ("both", "tls=tcp+sm"),
+        ("both", CMA),
         ("sm", "tls=sm+self,ucx.MM_ERROR_HANDLING=y"),
         ("default", ""),
         // Whatever is in pieces, and waits for its turn.
         ("pieces", "tls=tcp,piece_bytes=1048576,window=2"),
     ];
 
+    /// The options of a setup, as text.
+    fn text(setup: &str) -> &'static str {
+        match SETUPS.iter().find(|(name, _)| *name == setup) {
+            Some((_, CMA)) if !is_later_than_1_13() => CMA_1_13,
+            Some((_, options)) => options,
+            None => "",
+        }
+    }
+
     fn options(setup: &str) -> Result<Options> {
-        let found = SETUPS.iter().find(|(name, _)| *name == setup);
-        let config: BackendConfig = found.map_or("", |(_, options)| options).parse()?;
-        Options::read(&config)
+        Options::read(&text(setup).parse()?)
     }
 
     impl Subject for Ucx {
@@ -45,9 +57,7 @@ mod ucx {
         }
 
         fn probe(&self, setup: &str) -> Result<(), String> {
-            let options =
-                SETUPS.iter().find(|(name, _)| *name == setup).map_or("", |(_, options)| options);
-            let config = options.parse().map_err(|error: Error| error.to_string())?;
+            let config = text(setup).parse().map_err(|error: Error| error.to_string())?;
             match (kvx_ucx::REGISTRATION.probe)(&config) {
                 Probe::Available { .. } => Ok(()),
                 Probe::Unavailable { reason, remedy } => {
@@ -60,7 +70,7 @@ mod ucx {
         fn reaches(&self, place: Place) -> Result<(), String> {
             match place {
                 // Interfaces that the kit makes for one clause are not those of the clause before.
-                Place::TwoNamespaces if remembers_routes() => {
+                Place::TwoNamespaces if is_later_than_1_13() => {
                     Err("this UCX keeps the routes that it found first, and the kit makes new ones for each clause".into())
                 }
                 _ => Ok(()),
@@ -76,8 +86,9 @@ mod ucx {
         }
     }
 
-    /// UCX 1.20 and 1.22 read the machine's routes once in the life of a process; 1.13 does not look at them.
-    fn remembers_routes() -> bool {
+    /// UCX 1.20 and 1.22 read the machine's routes once in the life of a process, which 1.13 does not look at; and options may
+    /// be settings of theirs that belong to a transport.
+    fn is_later_than_1_13() -> bool {
         let probe = (kvx_ucx::REGISTRATION.probe)(&BackendConfig::new());
         matches!(probe, Probe::Available { detail, .. } if !detail.contains("UCX 1.13."))
     }
