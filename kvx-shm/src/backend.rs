@@ -29,8 +29,15 @@ impl ShmBackend {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Resources`] when the operating system gives no descriptors, memory or threads.
+    /// [`ErrorKind::Resources`] when the operating system gives no descriptors, memory or threads; [`ErrorKind::Config`] when
+    /// its threads may not run on a processor that the options name.
     pub fn open(options: &Options) -> Result<Arc<Self>> {
+        if let Some(cpu) = crate::sys::numa::not_allowed(&options.cpus.0) {
+            return Err(Error::config("open", "this process may not run on a processor that is named")
+                .with_backend(BACKEND)
+                .with_context("cpu", cpu)
+                .with_remedy("name processors that there are (nproc --all) and that this process may use (taskset -p $$)"));
+        }
         let (shared, listener) = Shared::new(options)?;
         let backend = Arc::new(Self { shared: Arc::new(shared) });
         let shared = &backend.shared;

@@ -30,7 +30,7 @@ pub struct Options {
     /// layer of most models, and takes less than 20 µs; 0 for none.
     pub inline_bytes: u64,
     /// For programs that poll without sleeping: while one polls at least this often, in microseconds, peers wake no thread
-    /// for it. 0 for none, unless said.
+    /// for it. 0 for none, unless said; at most 1000. A program that sleeps all the same is woken later by as much.
     pub spin_us: u64,
     /// Whose processes may connect: those of this user unless said.
     pub users: Users,
@@ -71,6 +71,8 @@ const NAMES: &[&str] = &[
 
 /// Most threads that copy.
 const MOST_THREADS: usize = 64;
+/// Most microseconds between two polls of a program that is said to spin.
+const MOST_SPIN: u64 = 1000;
 
 impl Options {
     /// Reads the options of a [`BackendConfig`].
@@ -88,12 +90,19 @@ impl Options {
                 .with_context("copy_threads", copy_threads)
                 .with_remedy(format!("use 1 to {MOST_THREADS}")));
         }
+        let spin_us = config.value("spin_us")?.unwrap_or(default.spin_us);
+        if spin_us > MOST_SPIN {
+            return Err(Error::config("options", "spin_us is out of range")
+                .with_backend(BACKEND)
+                .with_context("spin_us", spin_us)
+                .with_remedy(format!("use 0 to {MOST_SPIN}: a program that sleeps is woken later by as much")));
+        }
         Ok(Self {
             copy_threads,
             together_bytes: config.value("together_bytes")?.unwrap_or(default.together_bytes),
             cpus: config.value("cpus")?.unwrap_or(default.cpus),
             inline_bytes: config.value("inline_bytes")?.unwrap_or(default.inline_bytes),
-            spin_us: config.value("spin_us")?.unwrap_or(default.spin_us),
+            spin_us,
             users: config.value("users")?.unwrap_or(default.users),
             ptracer: config.value("ptracer")?.unwrap_or(default.ptracer),
             placement: Placement {
@@ -241,6 +250,8 @@ mod tests {
         for (bad, named) in [
             ("huge_pages=yes", "\"yes\""),
             ("copy_threads=0", "copy_threads"),
+            ("spin_us=1001", "spin_us"),
+            ("spin_us=18446744073709551615", "spin_us"),
             ("copy_threads=x", "copy_threads"),
             ("cpus=3-1", "3-1"),
             ("cpus=a", "processor"),

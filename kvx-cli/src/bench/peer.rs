@@ -53,6 +53,15 @@ impl Peer {
 
     /// Its turn: its rate, in GB/s.
     pub(crate) fn round(&mut self) -> Result<f64> {
+        if let Ok(line) = self.figures.try_recv() {
+            let line = line.unwrap_or_default();
+            return Err(Error::config(
+                "--peer-command",
+                "the program printed a line before its turn",
+            )
+            .with_context("line", kvx_core::wire::printable(line.trim()))
+            .with_remedy(REMEDY));
+        }
         self.signal(Signal::CONT);
         // A program that has ended may have left a line.
         let turn = self.turns.write_all(b"\n").and_then(|()| self.turns.flush());
@@ -132,6 +141,20 @@ mod tests {
         for _ in 0..3 {
             assert!((peer.round().unwrap() - 2.5).abs() < 1e-12);
         }
+    }
+
+    /// Its rates would be taken for those of other rounds.
+    #[test]
+    fn more_than_a_line_per_turn_is_refused() {
+        let mut peer = Peer::start("while read x; do printf '1\\n2\\n'; done").unwrap();
+        peer.round().unwrap();
+        // The second line is read beside this thread.
+        let refused = (0..200).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            peer.round().err()
+        });
+        let error = refused.expect("it is noticed").to_string();
+        assert!(error.contains("before its turn"), "{error}");
     }
 
     #[test]

@@ -44,3 +44,26 @@ pub(crate) fn pin(cpus: &[usize]) -> io::Result<()> {
     }
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
+
+/// The first of these processors on which this process may not run, if the system says.
+pub(crate) fn not_allowed(cpus: &[usize]) -> Option<usize> {
+    let allowed = rustix::thread::sched_getaffinity(None).ok()?;
+    cpus.iter()
+        .copied()
+        .find(|cpu| *cpu >= rustix::thread::CpuSet::MAX_CPU || !allowed.is_set(*cpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_that_there_are_not_are_found() {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+        assert_eq!(not_allowed(&[]), None);
+        assert_eq!(not_allowed(&[first]), None);
+        assert_eq!(not_allowed(&[first, 1023, first]), Some(1023));
+        assert_eq!(not_allowed(&[1 << 20]), Some(1 << 20));
+    }
+}
