@@ -117,9 +117,16 @@ impl Options {
         let own = own.into_iter().filter_map(|(name, value)| {
             Some((name.to_owned(), value.as_ref()?.0.join(",")))
         });
-        own.chain(self.settings.iter().cloned()).collect()
+        let kept_alive = self.settings.iter().any(|(name, _)| name == KEEPALIVE.0)
+            || std::env::var_os(format!("UCX_{}", KEEPALIVE.0)).is_some();
+        let quiet = (!kept_alive).then(|| (KEEPALIVE.0.to_owned(), KEEPALIVE.1.to_owned()));
+        own.chain(quiet).chain(self.settings.iter().cloned()).collect()
     }
 }
+
+/// UCX's keepalive, off unless asked for. On, 1.22 may look through an endpoint that is still being made at a lane that it does
+/// not have yet, and crash (`ucp_ep_do_uct_ep_am_keepalive` with a null pointer).
+const KEEPALIVE: (&str, &str) = ("KEEPALIVE_INTERVAL", "inf");
 
 fn setting(name: &str, value: &str) -> Result<(String, String)> {
     let plain = !name.is_empty()
@@ -186,8 +193,10 @@ mod tests {
         let options = read("tls=sm+tcp,devices=eth0,window=3,ucx.TCP_PORT_RANGE=1000-2000").unwrap();
         let told: Vec<_> = options.told();
         let told: Vec<_> = told.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        let wanted = [("TLS", "sm,tcp"), ("NET_DEVICES", "eth0"), ("TCP_PORT_RANGE", "1000-2000")];
+        let wanted = [("TLS", "sm,tcp"), ("NET_DEVICES", "eth0"), KEEPALIVE, ("TCP_PORT_RANGE", "1000-2000")];
         assert_eq!(told, wanted);
+        let asked = [("KEEPALIVE_INTERVAL".to_owned(), "20s".to_owned())];
+        assert_eq!(read("ucx.KEEPALIVE_INTERVAL=20s").unwrap().told(), asked);
         for wrong in ["tsl=tcp", "window=0", "window=x", "ucx.=1", "ucx.tls=tcp", "tls=", "piece_bytes=1", "connect_ms=0"] {
             let error = read(wrong).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{wrong}: {error}");
