@@ -214,6 +214,7 @@ impl Drop for Batch {
     }
 }
 
+// SAFETY: to be called by UCX only, once per operation that was posted with it, with that operation's request and tally.
 unsafe extern "C" fn done(request: *mut c_void, status: ucx::ucs_status_t, tally: *mut c_void) {
     // SAFETY: it is what the operation was posted with: its batch keeps it, or leaks it.
     let tally = unsafe { &*tally.cast::<Tally>() };

@@ -113,12 +113,14 @@ impl Endpoint {
     }
 }
 
+// SAFETY: to be called by UCX only, with the origin that the endpoint was made with.
 unsafe extern "C" fn failed(origin: *mut c_void, _: ucx::ucp_ep_h, status: ucx::ucs_status_t) {
     // SAFETY: it is what the endpoint was made with, and lives as long as that.
     let origin = unsafe { &*origin.cast::<Origin>() };
     origin.inbox.push(Fact::Failed(origin.token, Status(status)));
 }
 
+// SAFETY: to be called by UCX only, once per close that was posted with it, with that close's request and origin.
 unsafe extern "C" fn closed(request: *mut c_void, _: ucx::ucs_status_t, origin: *mut c_void) {
     // SAFETY: it is what the endpoint was closed with, and lives until the fact below was told.
     let origin = unsafe { &*origin.cast::<Origin>() };

@@ -16,6 +16,7 @@ type Handler = unsafe extern "C" fn(
     arguments: *mut c_void,
 ) -> c_int;
 
+// SAFETY: C's, in every libc that UCX runs with, declared as there but for the `va_list`, as for `Handler`.
 unsafe extern "C" {
     fn vsnprintf(to: *mut c_char, size: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
 }
@@ -54,6 +55,7 @@ pub(crate) fn listen<R>(act: impl FnOnce() -> R) -> (R, Vec<String>) {
     (result, heard)
 }
 
+// SAFETY: to be called by UCX only, with a format that ends with a zero and the arguments for it.
 unsafe extern "C" fn handler(
     _: *const c_char,
     _: c_uint,

@@ -116,6 +116,7 @@ impl Drop for Worker {
 }
 
 /// A message came. What makes no sense is dropped: whoever sent it is not known.
+// SAFETY: to be called by UCX only, with the inbox that it was set with, and a header and data of the lengths that are said.
 unsafe extern "C" fn arrived(
     inbox: *mut c_void,
     header: *const c_void,
