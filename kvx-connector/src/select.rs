@@ -70,30 +70,28 @@ pub async fn open(choice: &Choice, config: &BackendConfig) -> Result<Arc<dyn Tra
 fn offers_among(all: &[&'static Registration], policy: &Policy) -> Result<Vec<String>> {
     if policy.named().is_some() {
         return Ok(match choose_among(all, policy, None) {
-            Ok(choice) => vec![offer(choice.registration, &policy.options)],
+            Ok(choice) => {
+                let place =
+                    found(choice.registration, &policy.options, None).ok().and_then(|f| f.place);
+                vec![offer(choice.registration.name, place)]
+            }
             Err(error) if error.kind() == ErrorKind::Unsupported => Vec::new(),
             Err(error) => return Err(error),
         });
     }
     check_options(policy)?;
-    let usable = all.iter().filter(|one| usable(one, policy, None).is_ok());
-    let mut offers: Vec<_> = usable.map(|one| offer(one, &BackendConfig::new())).collect();
+    let found =
+        all.iter().filter_map(|one| Some((one.name, usable(one, policy, None).ok()?.place)));
+    let mut offers: Vec<_> = found.map(|(name, place)| offer(name, place)).collect();
     offers.sort_unstable();
     Ok(offers)
 }
 
 /// A backend that can be used here, for the other side.
-fn offer(one: &Registration, options: &BackendConfig) -> String {
-    match place(one, options) {
-        Some(place) => format!("{}@{place}", one.name),
-        None => one.name.to_owned(),
-    }
-}
-
-fn place(one: &Registration, options: &BackendConfig) -> Option<String> {
-    match (one.probe)(options) {
-        Probe::Available { capabilities, .. } => capabilities.place,
-        _ => None,
+fn offer(name: &str, place: Option<String>) -> String {
+    match place {
+        Some(place) => format!("{name}@{place}"),
+        None => name.to_owned(),
     }
 }
 
@@ -126,10 +124,9 @@ fn choose_named(
         .with_remedy("name a registered one, or build with the feature that brings it"));
     };
     match admit(registration, policy, peer)
-        .and_then(|()| probe(registration, &policy.options))
-        .and_then(|detail| meets(registration, &policy.options, peer).map(|()| detail))
+        .and_then(|()| found(registration, &policy.options, peer))
     {
-        Ok(detail) => {
+        Ok(Found { detail, .. }) => {
             let considered = all
                 .iter()
                 .map(|one| match one.name == name {
@@ -219,16 +216,15 @@ fn choose_ranked(
 struct Usable {
     rank: u32,
     detail: String,
+    place: Option<String>,
 }
 
 /// Whether a backend may be chosen unasked.
 fn usable(one: &Registration, policy: &Policy, peer: Option<&[&str]>) -> Result<Usable, Verdict> {
     admit(one, policy, peer)?;
     let rank = one.rank.ok_or(Verdict::NeverUnasked)?;
-    let options = BackendConfig::new();
-    let detail = probe(one, &options)?;
-    meets(one, &options, peer)?;
-    Ok(Usable { rank, detail })
+    let Found { detail, place } = found(one, &BackendConfig::new(), peer)?;
+    Ok(Usable { rank, detail, place })
 }
 
 /// Whether a backend may be chosen at all.
@@ -247,24 +243,35 @@ fn name_and_place(offer: &str) -> (&str, Option<&str>) {
 }
 
 /// Whether it reaches the other side, as far as both say where they are.
-fn meets(
-    one: &Registration,
-    options: &BackendConfig,
-    peer: Option<&[&str]>,
-) -> Result<(), Verdict> {
+fn meets(name: &str, here: Option<&str>, peer: Option<&[&str]>) -> Result<(), Verdict> {
     let mut offers = peer.unwrap_or_default().iter().map(|offer| name_and_place(offer));
-    let Some((_, Some(there))) = offers.find(|(name, _)| *name == one.name) else { return Ok(()) };
-    match place(one, options) {
-        Some(here) if here != there => {
-            Err(Verdict::PeerElsewhere { here, there: there.to_owned() })
+    let there = offers.find(|(offered, _)| *offered == name).and_then(|(_, there)| there);
+    match (here, there) {
+        (Some(here), Some(there)) if here != there => {
+            Err(Verdict::PeerElsewhere { here: here.to_owned(), there: there.to_owned() })
         }
         _ => Ok(()),
     }
 }
 
-fn probe(one: &Registration, options: &BackendConfig) -> Result<String, Verdict> {
+/// What one probe told: they may load libraries, so each is asked once.
+struct Found {
+    detail: String,
+    place: Option<String>,
+}
+
+/// Whether a backend can be used here, and for the other side.
+fn found(
+    one: &Registration,
+    options: &BackendConfig,
+    peer: Option<&[&str]>,
+) -> Result<Found, Verdict> {
     match (one.probe)(options) {
-        Probe::Available { detail, .. } => Ok(detail),
+        Probe::Available { detail, capabilities } => {
+            let place = capabilities.place;
+            meets(one.name, place.as_deref(), peer)?;
+            Ok(Found { detail, place })
+        }
         Probe::Unavailable { reason, remedy } => Err(Verdict::Unavailable { reason, remedy }),
         Probe::BadOptions { reason, remedy } => Err(Verdict::BadOptions { reason, remedy }),
         _ => Err(Verdict::Unavailable { reason: "its probe is inconclusive".into(), remedy: None }),
