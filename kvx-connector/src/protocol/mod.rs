@@ -19,5 +19,10 @@
 //! never compared.
 
 mod id;
+pub mod message;
+pub mod owner;
+mod terms;
+pub mod user;
 
 pub use id::{Attempt, LeaseName, Nonce, Part, Reader, TransferKey};
+pub use terms::{Access, Ranks, Reason, RequestNumber, StageNumber, TransferNumber};

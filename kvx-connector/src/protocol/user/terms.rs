@@ -1,0 +1,380 @@
+//! What a user is told, and what it says.
+
+use std::time::Duration;
+
+use kvx_core::id::Incarnation;
+
+use crate::protocol::id::{LeaseName, Part, Reader, TransferKey};
+use crate::protocol::message::{ToOwner, ToUser};
+use crate::protocol::terms::{Access, Ranks, Reason, RequestNumber, StageNumber, TransferNumber};
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Input {
+    /// The engine asks for a request.
+    Ask(Ask),
+    /// A request that was asked for without `begin` is admitted: its blocks are there.
+    Begin {
+        /// Which.
+        request: RequestNumber,
+    },
+    /// A producer that writes has more parts.
+    Publish {
+        /// Which request.
+        request: RequestNumber,
+        /// The parts: numbers from 0 on, none twice.
+        parts: Vec<Part>,
+        /// How many there will be in all, with the last.
+        total: Option<u32>,
+    },
+    /// The engine gives a request up: aborted, rejected before it was admitted, preempted.
+    Abort {
+        /// Which.
+        request: RequestNumber,
+    },
+    /// A peer can be sent to and transferred with.
+    PeerReady {
+        /// Which.
+        peer: Incarnation,
+    },
+    /// A peer that was needed cannot be had.
+    PeerFailed {
+        /// Which.
+        peer: Incarnation,
+    },
+    /// The connection to a peer has ended, after the last of its transfers settled; its life may go on.
+    PeerDown {
+        /// Which.
+        peer: Incarnation,
+    },
+    /// A peer's life is over, after the last of its transfers settled.
+    PeerGone {
+        /// Which.
+        peer: Incarnation,
+    },
+    /// A message came from a peer, over a session that proved who it is.
+    Message {
+        /// The rank that sent it.
+        peer: Incarnation,
+        /// What it said.
+        message: ToUser,
+    },
+    /// A transfer is over: nothing of it moves any more.
+    Settled {
+        /// The number from [`Output::Post`].
+        transfer: TransferNumber,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// A stage is over.
+    StageDone {
+        /// The number from [`Output::RunStage`].
+        stage: StageNumber,
+        /// Whether it did what it should.
+        ok: bool,
+    },
+    /// Time has passed: see `User::wake`.
+    Tick,
+}
+
+/// How a transfer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Every byte is there.
+    Done,
+    /// It failed.
+    Failed {
+        /// Whether the same may work later: not where it was refused.
+        retry: bool,
+    },
+    /// It was cancelled.
+    Cancelled,
+    /// It was never posted, for want of room. This is no failure: it is posted again.
+    Busy,
+}
+
+/// A request for what an owner's engine leases.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Ask {
+    /// Its number here.
+    pub request: RequestNumber,
+    /// The engine's name for it.
+    pub key: TransferKey,
+    /// The lease.
+    pub lease: LeaseName,
+    /// What is to be done under it.
+    pub access: Access,
+    /// This rank, in this attempt.
+    pub reader: Reader,
+    /// The owner's ranks: all to which this rank confirms.
+    pub sources: Vec<Source>,
+    /// Within which time from now it must end.
+    pub deadline: Duration,
+    /// Whether it is admitted. If not, the lease is held, and nothing is posted, until [`Input::Begin`].
+    pub begin: bool,
+    /// When parts are proven.
+    pub prove: Prove,
+    /// How many stages each part passes before it is posted.
+    pub before: u8,
+    /// How many stages each part passes after it has settled.
+    pub after: u8,
+}
+
+/// One rank of the owner: read from, or written to, or only told.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// Which.
+    pub peer: Incarnation,
+    /// All ranks of this attempt that confirm there, this one among them.
+    pub set: Ranks,
+    /// Whether anything is transferred. If not (a replica that is not read), it is only confirmed.
+    pub data: bool,
+    /// Parts known to be published.
+    pub parts: Vec<Part>,
+    /// How many there are in all, if that is known.
+    pub total: Option<u32>,
+}
+
+/// When parts are proven.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Prove {
+    /// All at once, after the last byte.
+    #[default]
+    Whole,
+    /// As they settle, so that each may be used as soon as that is known. Costs messages.
+    EachPart,
+}
+
+/// Which way a message may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Route {
+    /// The control channel.
+    Control,
+    /// The control channel, or with the data where that is faster.
+    WithData,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Output {
+    /// A peer is needed. Answered by [`Input::PeerReady`] or [`Input::PeerFailed`], in time.
+    NeedPeer {
+        /// Which.
+        peer: Incarnation,
+    },
+    /// Send a message, if the peer can be reached: it is sent again where no answer comes.
+    Send {
+        /// To whom.
+        peer: Incarnation,
+        /// What.
+        message: ToOwner,
+        /// Which way.
+        route: Route,
+    },
+    /// Post the transfer of one part, all that this rank and that one share of it. Answered by [`Input::Settled`], also when
+    /// it was refused, or when there is nothing to move.
+    Post {
+        /// Its number.
+        transfer: TransferNumber,
+        /// Of which request.
+        request: RequestNumber,
+        /// Which of the request's sources, from 0 on.
+        source: u16,
+        /// Which part.
+        part: Part,
+    },
+    /// Give a transfer up. It must still settle.
+    Cancel {
+        /// Which.
+        transfer: TransferNumber,
+    },
+    /// End all transfers to a peer, which did not settle though cancelled.
+    Sever {
+        /// Which.
+        peer: Incarnation,
+    },
+    /// Run a stage, and say [`Input::StageDone`] when it no longer touches the blocks.
+    RunStage {
+        /// Its number.
+        stage: StageNumber,
+        /// Of which request.
+        request: RequestNumber,
+        /// Which of the request's sources, from 0 on.
+        source: u16,
+        /// Which part.
+        part: Part,
+        /// Which stage, from 0 on; those after the transfer follow those before it.
+        which: u8,
+    },
+    /// A part is proven, with [`Prove::EachPart`], and has passed its stages.
+    PartProven {
+        /// Of which request.
+        request: RequestNumber,
+        /// Which of the request's sources, from 0 on.
+        source: u16,
+        /// Which part.
+        part: u32,
+    },
+    /// Everything is there and proven. The request is over.
+    Ready {
+        /// Which.
+        request: RequestNumber,
+    },
+    /// It failed. The request is over.
+    Failed {
+        /// Which.
+        request: RequestNumber,
+        /// What came first.
+        why: Why,
+        /// Everything that is not proven good.
+        unproven: Vec<Unproven>,
+        /// Whether its blocks must be kept until [`Output::Unquarantined`]: something in them may still move.
+        quarantined: bool,
+    },
+    /// It was aborted, and is over.
+    Aborted {
+        /// Which.
+        request: RequestNumber,
+        /// Whether its blocks must be kept until [`Output::Unquarantined`]: something in them may still move.
+        quarantined: bool,
+    },
+    /// Nothing moves any more in the blocks of a request that ended quarantined.
+    Unquarantined {
+        /// Which.
+        request: RequestNumber,
+    },
+    /// It was not taken: there is no room, or it contradicts itself. Nothing of it was done.
+    Refused {
+        /// Which.
+        request: RequestNumber,
+    },
+}
+
+/// What is not proven good of one source: everything but these parts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Unproven {
+    /// Which of the request's sources, from 0 on.
+    pub source: u16,
+    /// Numbers of the parts that are good, in order.
+    pub proven: Vec<u32>,
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Why {
+    /// The owner says that the lease has ended.
+    Ended(Reason),
+    /// The owner says that the lease did not hold any more when the last byte had arrived: what was read may be anything.
+    Stale,
+    /// A peer could not be reached.
+    PeerFailed,
+    /// The connection to a peer to which it wrote has ended.
+    PeerDown,
+    /// A peer is gone.
+    PeerGone,
+    /// A transfer failed, as often as it was tried.
+    Transfer,
+    /// A stage failed.
+    Stage,
+    /// What the owner published contradicts itself, or is over a limit.
+    Contradiction,
+    /// Its time was over.
+    Deadline,
+}
+
+/// Bounds and times of a user. A later version may have more.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Config {
+    /// Most requests that are not over. 65,536.
+    pub max_requests: usize,
+    /// Most sources of one request. 1,024.
+    pub max_sources: usize,
+    /// Most parts of one source. 65,536.
+    pub max_parts: u32,
+    /// Most releases that wait for their answer. 16,384.
+    pub max_releases: usize,
+    /// Most transfers of one source that are posted at one time. 64.
+    pub window: usize,
+    /// From one heartbeat to the next. A third of the owner's time to live, or less. 5 s.
+    pub hold_every: Duration,
+    /// How long the first answer is waited for, before a message is sent again; doubled each time. 50 ms.
+    pub again_first: Duration,
+    /// Its upper limit. 1 s.
+    pub again_most: Duration,
+    /// How often a transfer is tried again. 3.
+    pub retries: u8,
+    /// After how long it is tried again; doubled each time. 10 ms.
+    pub retry_first: Duration,
+    /// After how long a transfer for which there was no room is posted again. 1 ms.
+    pub busy_for: Duration,
+    /// How often a release is sent. 8.
+    pub release_tries: u8,
+    /// How long cancelled transfers may take to settle before their peer is severed. 1 s.
+    pub grace: Duration,
+    /// How long they may take then, before the blocks are quarantined. 3 s.
+    pub sever_for: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_requests: 65_536,
+            max_sources: 1_024,
+            max_parts: 65_536,
+            max_releases: 16_384,
+            window: 64,
+            hold_every: Duration::from_secs(5),
+            again_first: Duration::from_millis(50),
+            again_most: Duration::from_secs(1),
+            retries: 3,
+            retry_first: Duration::from_millis(10),
+            busy_for: Duration::from_millis(1),
+            release_tries: 8,
+            grace: Duration::from_secs(1),
+            sever_for: Duration::from_secs(3),
+        }
+    }
+}
+
+/// What a user has counted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Requests asked for and taken.
+    pub asked: u64,
+    /// Requests that were ready.
+    pub ready: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests that were aborted.
+    pub aborted: u64,
+    /// Requests that were not taken.
+    pub refused: u64,
+    /// Requests that ended quarantined.
+    pub quarantined: u64,
+    /// Of these, those of which it is known since that nothing moves any more.
+    pub unquarantined: u64,
+    /// Transfers posted.
+    pub posted: u64,
+    /// Transfers tried again.
+    pub retried: u64,
+    /// Transfers for which there was no room.
+    pub busy: u64,
+    /// Confirms sent for the first time.
+    pub confirms: u64,
+    /// Confirms sent again.
+    pub repeated: u64,
+    /// Verdicts that the lease had not held: reads of memory that may have been reused.
+    pub stale: u64,
+    /// Peers severed.
+    pub severed: u64,
+    /// Releases that were never answered, or for which there was no room.
+    pub releases_lost: u64,
+    /// Messages that mean nothing here: for a request that is over, or from the wrong peer.
+    pub strays: u64,
+}
