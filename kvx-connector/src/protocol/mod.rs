@@ -21,6 +21,7 @@
 mod id;
 pub mod message;
 pub mod owner;
+pub mod peers;
 mod terms;
 pub mod user;
 
