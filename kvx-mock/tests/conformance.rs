@@ -23,7 +23,7 @@ impl Subject for Mock {
         simulated.chain([loopback]).collect()
     }
 
-    fn reaches(&self, place: Place) -> Result<(), String> {
+    fn reaches(&self, _: &str, place: Place) -> Result<(), String> {
         match place {
             Place::OneProcess => Ok(()),
             _ => Err("the mock connects engines of one process".into()),

@@ -111,6 +111,14 @@ impl Options {
         Duration::from_millis(self.connect_ms)
     }
 
+    /// Whether a setting of UCX's that is off unless asked for is on, here or in the environment.
+    pub(crate) fn says(&self, name: &str) -> bool {
+        let here = self.settings.iter().rev().find(|(known, _)| known == name);
+        let value = here.map(|(_, value)| value.clone());
+        let value = value.or_else(|| std::env::var(format!("UCX_{name}")).ok());
+        value.is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "y" | "yes" | "1" | "on" | "true"))
+    }
+
     /// What UCX is told.
     pub(crate) fn told(&self) -> Vec<(String, String)> {
         let own = [("TLS", &self.tls), ("NET_DEVICES", &self.devices)];

@@ -143,7 +143,8 @@ impl Core {
                 .with_remedy("poll, so that those that are over are forgotten, or sever some"));
         }
         let address = Arc::from(letter.address.as_slice());
-        let peer = self.peers.insert(Peer::new(incarnation, address, fresh)).ok_or_else(|| {
+        let known = Peer::new(incarnation, address, letter.library.clone(), fresh);
+        let peer = self.peers.insert(known).ok_or_else(|| {
             Error::new(ErrorKind::Resources, operation, "as many peers as can be named").with_backend(BACKEND)
         })?;
         self.open.insert(incarnation, peer);

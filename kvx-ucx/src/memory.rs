@@ -12,6 +12,7 @@ use crate::backend::UcxBackend;
 use crate::core::Imported;
 use crate::error::{BACKEND, closed, down, failed, malformed, stale};
 use crate::handshake::checksum;
+use crate::peer::of_versions;
 use crate::sys::{Key, Memory};
 
 /// Most pieces of a region, and most bytes of UCX's key to one.
@@ -153,9 +154,14 @@ impl MemoryRegistry for UcxBackend {
             let keys = blob.keys.iter().map(|key| key.0.as_slice());
             let key = Key::new(&way.endpoint, blob.address, blob.bytes, blob.stride, keys);
             let key = key.map_err(|status| {
-                malformed("import_key", "UCX does not take the key")
+                let error = malformed("import_key", "UCX does not take the key")
                     .with_native(status.0.into())
-                    .with_context("ucx", core.library.words(status.0))
+                    .with_context("ucx", core.library.words(status.0));
+                match core.peers.get(peer) {
+                    Some(known) => of_versions(error, core.library, known)
+                        .with_remedy("use the same version of UCX on both sides"),
+                    None => error,
+                }
             })?;
             let handle = core.keys.insert(Imported { peer, key: Arc::new(key) }).ok_or_else(|| {
                 Error::new(ErrorKind::Resources, "import_key", "as many keys as can be named")

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use kvx_core::backend::{Event, PeerInfo};
 use kvx_core::id::{PeerId, RemoteRegionId};
+use kvx_core::wire::Text;
 use kvx_core::{Error, Result};
 
 use crate::core::Core;
@@ -18,12 +19,14 @@ use crate::flight::Stop;
 use crate::lanes::Lanes;
 use crate::message::{Header, Kind, MOST_NUMBERS, numbers, read_numbers};
 use crate::probe::{IN_FLIGHT, NOTES};
-use crate::sys::{Batch, Endpoint, HEADER, Status};
+use crate::sys::{Batch, Endpoint, HEADER, Library, Status};
 
 pub(crate) struct Peer {
     pub(crate) incarnation: [u8; 16],
     /// Of its worker.
     pub(crate) address: Arc<[u8]>,
+    /// The version of its UCX.
+    pub(crate) library: Text<32>,
     /// This side's word for the connection, and the peer's once it is known.
     pub(crate) word: u64,
     pub(crate) their_word: Option<u64>,
@@ -71,10 +74,11 @@ pub(crate) enum Phase {
 }
 
 impl Peer {
-    pub(crate) fn new(incarnation: [u8; 16], address: Arc<[u8]>, word: u64) -> Self {
+    pub(crate) fn new(incarnation: [u8; 16], address: Arc<[u8]>, library: Text<32>, word: u64) -> Self {
         Self {
             incarnation,
             address,
+            library,
             word,
             their_word: None,
             ready: false,
@@ -114,10 +118,11 @@ impl Core {
             } else {
                 failed(operation, "no endpoint can be made", self.library, status)
             };
-            error
+            let error = error
                 .with_native(status.0.into())
                 .with_context("peer", peer)
-                .with_remedy("compare tls and devices of both sides (kvx backends)")
+                .with_remedy("compare tls and devices of both sides (kvx backends)");
+            of_versions(error, self.library, known)
         })?;
         let mut batch = Batch::new(worker, &endpoint, token, Vec::new(), Vec::new());
         // Not a flush: until there is a connection none is given to UCX. 1.20 was seen to use one after it was freed, when the
@@ -217,6 +222,9 @@ impl Core {
                 .with_remedy("see that both sides' interfaces reach each other, or choose them: devices=...");
             if let Some(devices) = &self.options.devices {
                 error = error.with_context("devices", devices.0.join("+"));
+            }
+            if let Some(known) = self.peers.get(peer) {
+                error = of_versions(error, self.library, known);
             }
             self.end(peer, Some(error));
         }
@@ -364,6 +372,15 @@ impl Core {
 
 fn known_queue_is_empty(core: &Core, peer: PeerId) -> bool {
     core.peers.get(peer).is_none_or(|known| known.queue.is_empty())
+}
+
+/// An error for which it may be the reason that the two sides have different versions of UCX: then it names them.
+pub(crate) fn of_versions(error: Error, library: &Library, peer: &Peer) -> Error {
+    let ours = library.version_text();
+    if peer.library.as_str() == ours {
+        return error;
+    }
+    error.with_context("this side's UCX", ours).with_context("the peer's UCX", &peer.library)
 }
 
 /// What a transfer of a connection that broke failed with.

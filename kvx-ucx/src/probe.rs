@@ -47,11 +47,11 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
     let found = Options::read(config).and_then(|options| {
         let context = Arc::new(shared::context(&options)?);
         shared::worker(&context, &options)?;
-        Ok(context)
+        Ok((context, options))
     });
     match found {
-        Ok(context) => Probe::Available {
-            detail: detail(&context),
+        Ok((context, options)) => Probe::Available {
+            detail: detail(&context, &options),
             capabilities: Box::new(capabilities(&context)),
         },
         Err(error) if error.kind() == ErrorKind::Config => {
@@ -67,11 +67,22 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
     }
 }
 
-fn detail(context: &Context) -> String {
+/// What UCX is told to do though it cannot do it well.
+fn hazard(context: &Context, options: &Options) -> &'static str {
+    match (options.says("MM_ERROR_HANDLING"), context.library().is_fragile()) {
+        (false, _) => "",
+        (true, false) => "; a peer that ends may hold up all others (MM_ERROR_HANDLING)",
+        (true, true) => {
+            "; a peer that ends may hold up all others, and what was in flight to it for ever (MM_ERROR_HANDLING)"
+        }
+    }
+}
+
+fn detail(context: &Context, options: &Options) -> String {
     let library = context.library();
     let mut resources = context.resources();
     resources.sort();
     resources.dedup();
     let (version, path) = (library.version_text(), &library.path);
-    format!("UCX {version} ({path}); {}", resources.join(" "))
+    format!("UCX {version} ({path}); {}{}", resources.join(" "), hazard(context, options))
 }

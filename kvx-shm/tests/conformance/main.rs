@@ -37,7 +37,7 @@ mod shm {
             ]
         }
 
-        fn reaches(&self, place: Place) -> Result<(), String> {
+        fn reaches(&self, _: &str, place: Place) -> Result<(), String> {
             match place {
                 Place::TwoNamespaces => {
                     Err("engines find each other within a network namespace".into())

@@ -2,36 +2,56 @@
 
 use std::time::{Duration, Instant};
 
-/// Descriptors, threads, and bytes of memory in use.
+/// Descriptors, threads, mappings of shared memory, and bytes of memory in use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Left {
     descriptors: usize,
     threads: usize,
-    bytes: u64,
+    mappings: usize,
+    pub(crate) bytes: u64,
 }
 
 /// What an allocator may keep for later.
 const SLACK: u64 = 16 << 20;
 
-/// Sockets of a connection that has just ended are closed a little later.
-const FEW: usize = 4;
-
 impl Left {
     pub(crate) fn count() -> Self {
         let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
         Self {
             descriptors: entries("/proc/self/fd"),
             threads: entries("/proc/self/task"),
+            // Those of an allocator come and go, and are private.
+            mappings: maps.lines().filter(|line| is_shared(line)).count(),
             bytes: pages * 4096,
         }
     }
 
-    fn covers(&self, now: &Self) -> bool {
-        now.descriptors <= self.descriptors + FEW
+    /// What there is once nothing changes any more: whatever ends late must not make room for what leaks.
+    pub(crate) fn at_rest() -> Self {
+        let begin = Instant::now();
+        let (mut last, mut same) = (Self::count(), 0);
+        while same < 10 {
+            assert!(begin.elapsed() < Duration::from_secs(5), "it does not come to rest: {last:?}");
+            std::thread::sleep(Duration::from_millis(5));
+            let now = Self::count();
+            same = if last.is_open(&now) && now.is_open(&last) { same + 1 } else { 0 };
+            last = now;
+        }
+        last
+    }
+
+    /// Whether there is no more now of what is open.
+    const fn is_open(&self, now: &Self) -> bool {
+        now.descriptors <= self.descriptors
             && now.threads <= self.threads
-            && now.bytes <= self.bytes + SLACK
+            && now.mappings <= self.mappings
+    }
+
+    pub(crate) const fn covers(&self, now: &Self) -> bool {
+        self.is_open(now) && now.bytes <= self.bytes + SLACK
     }
 
     /// Fails if there is more now, and still is after a while.
@@ -51,6 +71,11 @@ impl Left {
     }
 }
 
+/// Whether a line of `/proc/self/maps` is of memory that is shared with others.
+fn is_shared(line: &str) -> bool {
+    line.split_whitespace().nth(1).is_some_and(|access| access.ends_with('s'))
+}
+
 /// Processor time of all threads of this process.
 pub(crate) fn processor_time() -> Duration {
     let mut nanoseconds = 0;
@@ -59,4 +84,24 @@ pub(crate) fn processor_time() -> Duration {
         nanoseconds += text.split(' ').next().unwrap().parse::<u64>().unwrap();
     }
     Duration::from_nanos(nanoseconds)
+}
+
+/// What is counted finds one descriptor, mapping or thread too many, and memory beyond what an allocator keeps.
+pub(crate) fn one_too_many_of_anything_is_found() {
+    let before = Left::at_rest();
+    assert!(before.covers(&Left::count()));
+    let descriptor = std::fs::File::open("/dev/null").unwrap();
+    assert!(!before.covers(&Left::count()), "a descriptor");
+    drop(descriptor);
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || wait.recv().is_err());
+    assert!(!before.covers(&Left::count()), "a thread");
+    drop(go);
+    thread.join().unwrap();
+    let pages = vec![1_u8; 32 << 20];
+    assert!(!before.covers(&Left::count()), "memory");
+    drop(pages);
+    before.is_all_that_is_left("all of them");
+    assert!(is_shared("7f00-7f01 rw-s 00000000 00:01 32769 /SYSV00000000 (deleted)"));
+    assert!(!is_shared("7f00-7f01 rw-p 00000000 00:00 0 "));
 }

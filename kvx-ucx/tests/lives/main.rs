@@ -8,11 +8,17 @@
 )]
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod absent;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod again;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod count;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod deaths;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod many;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod mixed;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod network;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -21,13 +27,18 @@ mod pair;
 mod peer;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod refusals;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod rows;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[path = "../conformance/subject.rs"]
+mod subject;
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn main() -> std::process::ExitCode {
     use kvx_core::registry::Probe;
     use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-    if let Some(code) = peer::serve_if_asked() {
+    if let Some(code) = peer::serve_if_asked().or_else(absent::kit_if_asked) {
         return code;
     }
     let missing = match (kvx_ucx::REGISTRATION.probe)(&kvx_core::config::BackendConfig::new()) {
@@ -42,18 +53,42 @@ fn main() -> std::process::ExitCode {
     // What is left is counted for the whole process.
     arguments.test_threads = Some(1);
     let listed = arguments.list || arguments.ignored;
-    let tests: [(&str, fn()); 13] = [
-        // First: UCX 1.20 and later keep the routes that they find at the first connection of the process.
-        ("two_namespaces_of_both_families", network::two_namespaces_of_both_families),
+    let tests: &[(&str, fn())] = &[
+        ("two_namespaces_over_ipv4", network::two_namespaces_over_ipv4),
+        ("two_namespaces_over_ipv6", network::two_namespaces_over_ipv6),
         ("an_interface_that_leads_nowhere", network::an_interface_that_leads_nowhere),
+        ("an_interface_that_is_of_no_use", network::an_interface_that_is_of_no_use),
+        (
+            "a_first_connection_that_fails_is_not_the_last",
+            again::a_first_connection_that_fails_is_not_the_last,
+        ),
+        (
+            "a_peer_that_starts_again_at_its_address_is_met",
+            again::a_peer_that_starts_again_at_its_address_is_met,
+        ),
+        (
+            "a_region_of_several_registrations_is_whole",
+            rows::a_region_of_several_registrations_is_whole,
+        ),
+        (
+            "a_backend_opens_beside_much_registered_memory",
+            rows::a_backend_opens_beside_much_registered_memory,
+        ),
         ("transfers_leave_nothing_behind", many::transfers_leave_nothing_behind),
         ("no_data_travels_in_messages", many::no_data_travels_in_messages),
         ("connections_leave_nothing_behind", many::connections_leave_nothing_behind),
         ("an_idle_pair_sleeps", many::an_idle_pair_sleeps),
         ("notifications_wait_for_room", many::notifications_wait_for_room),
         ("the_raw_loop_moves_what_it_says", many::the_raw_loop_moves_what_it_says),
-        ("killed_peers", deaths::killed_peers),
-        ("stopped_peers", deaths::stopped_peers),
+        ("killed_peers_over_tcp", deaths::killed_peers_over_tcp),
+        ("stopped_peers_over_tcp", deaths::stopped_peers_over_tcp),
+        ("killed_peers_over_cma", deaths::killed_peers_over_cma),
+        ("stopped_peers_over_cma", deaths::stopped_peers_over_cma),
+        ("killed_peers_over_shared_memory", deaths::killed_peers_over_shared_memory),
+        ("stopped_peers_over_shared_memory", deaths::stopped_peers_over_shared_memory),
+        ("versions_that_differ_over_tcp", mixed::versions_that_differ_over_tcp),
+        ("versions_that_differ_over_cma", mixed::versions_that_differ_over_cma),
+        ("one_too_many_of_anything_is_found", count::one_too_many_of_anything_is_found),
         ("what_is_required_is_enforced", refusals::what_is_required_is_enforced),
         (
             "unknown_settings_and_devices_are_refused",
@@ -61,7 +96,7 @@ fn main() -> std::process::ExitCode {
         ),
         ("another_library_is_refused", refusals::another_library_is_refused),
     ];
-    let trials = tests.into_iter().map(|(name, test)| match missing.clone() {
+    let trials = tests.iter().copied().map(|(name, test)| match missing.clone() {
         Some(reason) if required => Trial::test(name, move || {
             Err(Failed::from(format!("KVX_REQUIRE names ucx, but: {reason}")))
         }),
@@ -72,7 +107,12 @@ fn main() -> std::process::ExitCode {
             Ok(pair::skipped().map_or(Completion::Completed, Completion::ignored_with))
         }),
     });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    // This one needs none.
+    let absent = Trial::test(absent::TEST, || {
+        absent::an_absent_library_is_a_reason_or_a_failure();
+        Ok(())
+    });
+    libtest_mimic::run(&arguments, trials.chain([absent]).collect()).exit_code()
 }
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

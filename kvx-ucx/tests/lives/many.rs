@@ -8,7 +8,7 @@ use kvx_core::memory::{MemoryRegistry as _, Region};
 use kvx_core::transfer::{Mode, PostedSegment};
 
 use crate::count::{Left, processor_time};
-use crate::pair::{Pair, open, times, wait};
+use crate::pair::{Pair, Way, alone, open, times, wait};
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 64;
@@ -60,10 +60,19 @@ pub(crate) fn transfers_leave_nothing_behind() {
     before.unwrap().is_all_that_is_left(&format!("{count} transfers"));
 }
 
-/// Whatever is moved, kvx's own messages carry notifications and their acknowledgements only.
+/// Whatever is moved, and by whichever way, kvx's own messages carry notifications and their acknowledgements only.
 pub(crate) fn no_data_travels_in_messages() {
+    // Of CMA for UCX 1.13, too.
+    alone("no_data_travels_in_messages", Way::Cma.variables(), || {
+        no_data_in_messages(&Pair::new());
+        for way in [Way::Tcp, Way::Cma, Way::SharedMemory] {
+            no_data_in_messages(&Pair::over(way));
+        }
+    });
+}
+
+fn no_data_in_messages(pair: &Pair) {
     const SIZE: u64 = 4 << 20;
-    let pair = Pair::new();
     let [mine, theirs] = [0, 1].map(|_| Region::host(SIZE).unwrap());
     let (local, remote) = pair.lane(&mine, &theirs);
     for (id, bytes) in [(1, 1), (2, 4096), (3, SIZE)] {

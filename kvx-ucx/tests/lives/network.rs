@@ -1,19 +1,32 @@
-//! Two network namespaces, joined by a pair of virtual interfaces.
+//! Two network namespaces, joined by pairs of virtual interfaces. Each test in a process of its own: UCX 1.20 and later keep the
+//! routes that they find first.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use kvx_core::ErrorKind;
 use kvx_core::backend::TransferBackend as _;
 use kvx_core::id::TransferId;
 use kvx_core::memory::{MemoryRegistry as _, Region};
 use kvx_core::transfer::{Mode, PostedSegment};
 
-use crate::pair::{block, open_with, skip, transfer};
+use crate::pair::{alone, block, open_with, skip, transfer};
 use crate::peer::Process;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Four,
+    Six,
+}
 
 /// A namespace, deleted with its interfaces when dropped.
 struct Namespace {
     name: String,
+    links: Vec<Link>,
+}
+
+/// The two ends of a pair of virtual interfaces.
+struct Link {
     inside: String,
     outside: String,
 }
@@ -30,34 +43,45 @@ fn ip(arguments: &str) -> Result<(), String> {
 }
 
 impl Namespace {
-    fn new(six: bool) -> Result<Self, String> {
+    /// With as many links.
+    fn new(family: Family, links: u32) -> Result<Self, String> {
         let process = std::process::id();
-        // The interfaces of a namespace that is gone take a while to go.
-        static MADE: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let mark = format!("n{}", MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        let name = format!("kvxu{process}{mark}");
-        let (inside, outside) = (format!("ui{process}{mark}"), format!("uo{process}{mark}"));
+        let name = format!("kvxu{process}");
         ip(&format!("netns add {name}"))?;
-        let made = Self { name, inside, outside };
-        let Self { name, inside, outside } = &made;
+        let mut made = Self { name, links: Vec::new() };
+        ip(&format!("-n {} link set lo up", made.name))?;
+        for index in 0..links {
+            made.join(family, index)?;
+        }
+        Ok(made)
+    }
+
+    fn join(&mut self, family: Family, index: u32) -> Result<(), String> {
+        let (name, process) = (&self.name, std::process::id());
+        let (inside, outside) = (format!("ui{process}n{index}"), format!("uo{process}n{index}"));
         ip(&format!("link add {outside} type veth peer name {inside} netns {name}"))?;
         // Of the ranges that are set aside for tests and for documents.
-        let block = process % 60 * 4;
-        let (here, there) = if six {
-            (format!("2001:db8:{process:x}::1/64"), format!("2001:db8:{process:x}::2/64"))
-        } else {
-            (format!("198.19.255.{}/30", block + 1), format!("198.19.255.{}/30", block + 2))
+        let block = (process * 2 + index) % 60 * 4;
+        let (here, there) = match family {
+            Family::Four => {
+                (format!("198.19.255.{}/30", block + 1), format!("198.19.255.{}/30", block + 2))
+            }
+            Family::Six => {
+                let (process, net) = (process & 0xffff, index + 1);
+                let address = |end| format!("2001:db8:{process:x}:{net:x}::{end}/64");
+                (address(1), address(2))
+            }
         };
-        let nodad = if six { " nodad" } else { "" };
-        ip(&format!("addr add {here} dev {outside}{nodad}"))?;
+        let at_once = if family == Family::Six { " nodad" } else { "" };
+        ip(&format!("addr add {here} dev {outside}{at_once}"))?;
         ip(&format!("link set {outside} up"))?;
-        ip(&format!("-n {name} addr add {there} dev {inside}{nodad}"))?;
-        ip(&format!("-n {name} link set lo up"))?;
+        ip(&format!("-n {name} addr add {there} dev {inside}{at_once}"))?;
         ip(&format!("-n {name} link set {inside} up"))?;
         for _ in 0..2000 {
             let state = std::fs::read_to_string(format!("/sys/class/net/{outside}/operstate"));
             if state.is_ok_and(|state| state.trim() == "up") {
-                return Ok(made);
+                self.links.push(Link { inside, outside });
+                return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -72,52 +96,86 @@ impl Drop for Namespace {
     }
 }
 
-/// Both, before UCX has read the machine's routes.
-fn both() -> Option<[Namespace; 2]> {
-    let made = Namespace::new(false).and_then(|four| Ok([four, Namespace::new(true)?]));
-    made.map_err(|reason| skip(format!("two network namespaces cannot be had: {reason}"))).ok()
+impl Link {
+    /// Bytes that came through this side's end.
+    fn bytes(&self) -> u64 {
+        let path = |way| format!("/sys/class/net/{}/statistics/{way}_bytes", self.outside);
+        let read = |way| std::fs::read_to_string(path(way)).unwrap().trim().parse::<u64>().unwrap();
+        read("rx") + read("tx")
+    }
 }
 
-pub(crate) fn two_namespaces_of_both_families() {
-    let Some(namespaces) = both() else { return };
-    // In a process that has not connected yet: UCX 1.20 and later keep the routes that they find first.
-    for (namespace, six) in namespaces.iter().zip([false, true]) {
-        let family = if six { "inet6" } else { "inet" };
-        let options = |device: &str| format!("tls=tcp,devices={device},ucx.TCP_AF_PRIO={family}");
-        let one = match open_with(&options(&namespace.outside)) {
-            Ok(one) => one,
-            Err(error) if error.to_string().contains("TCP_AF_PRIO") => {
-                skip("this UCX cannot be told the family of addresses");
-                return;
-            }
-            Err(error) => panic!("{error}"),
-        };
-        let memory = Region::host(1 << 20).unwrap();
-        let local = one.register(&memory).unwrap();
-        let mut process = Process::start_in(&namespace.name, &options(&namespace.inside));
-        let (peer, remote) = process.meet(&one).unwrap();
-        block(one.connect(peer)).unwrap();
-        let info = one.peer_info(peer).unwrap();
-        assert_eq!(
-            (info.transport.as_str(), info.device.as_deref()),
-            ("tcp", Some(&*namespace.outside))
-        );
-        let segment =
-            PostedSegment { local, remote, local_offset: 0, remote_offset: 0, bytes: 1 << 20 };
-        for (id, mode) in [(1, Mode::Read), (2, Mode::Write)] {
-            transfer(&one, peer, TransferId(id), mode, &[segment]);
-        }
+/// Runs a test in a process of its own, with a namespace.
+fn with_namespace(test: &str, family: Family, links: u32, act: impl FnOnce(&Namespace)) {
+    let priority = if family == Family::Six { "inet6" } else { "inet" };
+    // UCX 1.13 takes it from the environment only.
+    alone(test, &[("UCX_TCP_AF_PRIO", priority)], || match Namespace::new(family, links) {
+        Ok(namespace) => act(&namespace),
+        Err(reason) => skip(format!("network namespaces cannot be had: {reason}")),
+    });
+}
+
+/// Megabytes in both directions over one of two links, and nothing over the other.
+fn over_the_chosen_link(namespace: &Namespace) {
+    let [other, chosen] = namespace.links.as_slice() else { panic!("two links") };
+    let options = |device: &str| format!("tls=tcp,devices={device}");
+    let one = open_with(&options(&chosen.outside)).unwrap();
+    let memory = Region::host(1 << 20).unwrap();
+    let local = one.register(&memory).unwrap();
+    let mut process = Process::start_in(&namespace.name, &options(&chosen.inside));
+    let (peer, remote) = process.meet(&one).unwrap();
+    block(one.connect(peer)).unwrap();
+    let info = one.peer_info(peer).unwrap();
+    let device = info.device.as_deref();
+    assert_eq!((info.transport.as_str(), device), ("tcp", Some(&*chosen.outside)));
+    let before = [other.bytes(), chosen.bytes()];
+    let segment =
+        PostedSegment { local, remote, local_offset: 0, remote_offset: 0, bytes: 1 << 20 };
+    for (id, mode) in [(1, Mode::Read), (2, Mode::Write)] {
+        transfer(&one, peer, TransferId(id), mode, &[segment]);
     }
+    let moved = [other.bytes() - before[0], chosen.bytes() - before[1]];
+    assert!(
+        moved[1] > 2 << 20 && moved[0] < 10_000,
+        "bytes over the other and the chosen: {moved:?}"
+    );
+}
+
+pub(crate) fn two_namespaces_over_ipv4() {
+    with_namespace("two_namespaces_over_ipv4", Family::Four, 2, over_the_chosen_link);
+}
+
+pub(crate) fn two_namespaces_over_ipv6() {
+    with_namespace("two_namespaces_over_ipv6", Family::Six, 2, over_the_chosen_link);
 }
 
 /// The two sides are told interfaces that do not reach each other: an error that says so, in time.
 pub(crate) fn an_interface_that_leads_nowhere() {
-    let Some([namespace, _other]) = both() else { return };
-    let one = open_with(&format!("tls=tcp,devices={},connect_ms=1500", namespace.outside)).unwrap();
-    let mut process = Process::start_in(&namespace.name, "tls=tcp,devices=lo");
-    let begin = Instant::now();
-    let met = process.meet(&one).and_then(|(peer, _)| block(one.connect(peer)));
-    let error = met.unwrap_err();
-    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}: {error}", begin.elapsed());
-    assert!(error.remedy().is_some_and(|remedy| remedy.contains("devices")), "{error}");
+    with_namespace("an_interface_that_leads_nowhere", Family::Four, 1, |namespace| {
+        let outside = &namespace.links[0].outside;
+        let options = format!("tls=tcp,devices={outside},connect_ms=1500");
+        let one = open_with(&options).unwrap();
+        let mut process = Process::start_in(&namespace.name, "tls=tcp,devices=lo");
+        let begin = Instant::now();
+        let met = process.meet(&one).and_then(|(peer, _)| block(one.connect(peer)));
+        let error = met.unwrap_err();
+        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}: {error}", begin.elapsed());
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("devices")), "{error}");
+    });
+}
+
+/// An interface without an address, and one that is down: refused by name when the backend is opened.
+pub(crate) fn an_interface_that_is_of_no_use() {
+    with_namespace("an_interface_that_is_of_no_use", Family::Four, 1, |namespace| {
+        let outside = &namespace.links[0].outside;
+        ip(&format!("addr flush dev {outside}")).unwrap();
+        for state in ["up", "down"] {
+            ip(&format!("link set {outside} {state}")).unwrap();
+            let begin = Instant::now();
+            let error = open_with(&format!("tls=tcp,devices={outside}")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains(outside), "{state}: {error}");
+            assert!(begin.elapsed() < Duration::from_secs(2), "{:?}: {error}", begin.elapsed());
+        }
+    });
 }

@@ -1,6 +1,8 @@
 //! Two backends of this process that have met.
 
 use std::cell::Cell;
+use std::fmt;
+use std::io::Write as _;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,6 +35,103 @@ pub(crate) fn skipped() -> Option<String> {
     SKIPPED.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
+/// Runs a test in a process of its own, with these variables: this program, started again.
+pub(crate) fn alone(test: &str, variables: &[(&str, &str)], act: impl FnOnce()) {
+    const ALONE: &str = "KVX_UCX_ALONE";
+    const MARK: &str = "kvx-skipped: ";
+    if std::env::var(ALONE).is_ok_and(|asked| asked == test) {
+        act();
+        if let Some(reason) = skipped() {
+            let mut output = std::io::stdout().lock();
+            writeln!(output, "{MARK}{reason}").unwrap();
+        }
+        return;
+    }
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", test]).env(ALONE, test).envs(variables.iter().copied());
+    let output = program.stderr(std::process::Stdio::inherit()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "its process: {}\n{said}", output.status);
+    assert!(said.contains("1 passed"), "no test of this name was run: {said}");
+    if let Some((_, reason)) = said.lines().find_map(|line| line.split_once(MARK)) {
+        skip(reason);
+    }
+}
+
+/// Ways to a peer on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Tcp,
+    /// For data, with TCP beside it.
+    Cma,
+    /// Alone.
+    SharedMemory,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Cma => "CMA",
+            Self::SharedMemory => "shared memory",
+        })
+    }
+}
+
+/// What UCX 1.13 takes from the environment only, where CMA is wanted.
+pub(crate) const CMA_1_13: (&str, &str) = ("UCX_CMA_MEMORY_INVALIDATE", "y");
+
+impl Way {
+    pub(crate) fn options(self) -> String {
+        let device = lasting_interface();
+        match self {
+            Self::Tcp => format!("tls=tcp,devices={device}"),
+            Self::Cma if is_1_13() => format!("tls=tcp+sm,devices={device},require=cma"),
+            Self::Cma => {
+                format!("tls=tcp+sm,devices={device},ucx.CMA_MEMORY_INVALIDATE=y,require=cma")
+            }
+            Self::SharedMemory => "tls=sm+self,ucx.MM_ERROR_HANDLING=y".to_owned(),
+        }
+    }
+
+    /// What the environment must have beside the options.
+    pub(crate) fn variables(self) -> &'static [(&'static str, &'static str)] {
+        if self == Self::Cma && is_1_13() { &[CMA_1_13] } else { &[] }
+    }
+}
+
+pub(crate) fn is_1_13() -> bool {
+    use kvx_core::registry::Probe;
+    let probe = (kvx_ucx::REGISTRATION.probe)(&kvx_core::config::BackendConfig::new());
+    matches!(probe, Probe::Available { detail, .. } if detail.contains("UCX 1.13."))
+}
+
+/// Numbers that the seed decides.
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    /// Of `KVX_SEED`, or of 1, or with `KVX_LONG=1` of one that is new each time. Printed.
+    pub(crate) fn new(what: &str) -> Self {
+        let drawn = || {
+            let time = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+            u64::from(time.subsec_nanos())
+        };
+        let seed = kvx_tests::suite::seed().unwrap();
+        let seed = seed.unwrap_or_else(|| if is_long() { drawn() } else { 1 });
+        eprintln!("{what}: KVX_SEED={seed}");
+        Self(seed ^ 0x9e37_79b9_7f4a_7c15)
+    }
+
+    pub(crate) const fn below(&mut self, bound: u64) -> u64 {
+        // Of Vigna's SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}
+
 /// The interface of the default route, or else the loopback. Others come and go while tests run.
 pub(crate) fn lasting_interface() -> String {
     let output = Command::new("ip").args(["-o", "route", "show", "default"]).output();
@@ -50,8 +149,12 @@ pub(crate) fn open() -> Arc<UcxBackend> {
     open_with(&format!("devices={}", lasting_interface())).unwrap()
 }
 
+fn is_long() -> bool {
+    std::env::var("KVX_LONG").is_ok_and(|value| value == "1")
+}
+
 pub(crate) fn times(short: u64) -> u64 {
-    if std::env::var("KVX_LONG").is_ok_and(|value| value == "1") { short * 10 } else { short }
+    if is_long() { short * 10 } else { short }
 }
 
 pub(crate) fn wait(what: &str, mut holds: impl FnMut() -> bool) {
@@ -84,6 +187,11 @@ pub(crate) fn block<F: Future>(future: F) -> F::Output {
 
 impl Pair {
     pub(crate) fn new() -> Self {
+        Self::meet(&open(), &open())
+    }
+
+    pub(crate) fn over(way: Way) -> Self {
+        let open = || open_with(&way.options()).unwrap();
         Self::meet(&open(), &open())
     }
 

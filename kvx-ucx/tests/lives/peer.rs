@@ -7,6 +7,7 @@ use kvx_core::backend::{Events, TransferBackend as _};
 use kvx_core::handshake::{Handshake as _, HandshakeBytes};
 use kvx_core::id::{PeerId, RemoteRegionId};
 use kvx_core::memory::{KeyBlob, MemoryRegistry as _, Region};
+use kvx_core::{Error, Result};
 use kvx_ucx::UcxBackend;
 
 use crate::pair::open_with;
@@ -40,13 +41,13 @@ pub(crate) fn serve_if_asked() -> Option<ExitCode> {
         output.flush().unwrap();
     };
     say(backend.key_blob(region).unwrap().as_bytes());
-    let (_, reply) = backend.accept(&HandshakeBytes::new(next(&mut input)).unwrap()).unwrap();
-    say(reply.as_bytes());
-    backend.finish(&HandshakeBytes::new(next(&mut input)).unwrap()).unwrap();
-    // It has nothing to do but be there: its thread does what is asked of it.
-    let mut rest = String::new();
-    while input.read_line(&mut rest).unwrap() > 0 {
-        backend.poll(&mut Events::with_limit(8));
+    // It has nothing to do but be there, as its thread does what is asked of it; and to meet again whoever asks for that.
+    while !input.fill_buf().unwrap().is_empty() {
+        backend.poll(&mut Events::with_limit(64));
+        let (_, reply) = backend.accept(&HandshakeBytes::new(next(&mut input)).unwrap()).unwrap();
+        say(reply.as_bytes());
+        let finished = backend.finish(&HandshakeBytes::new(next(&mut input)).unwrap());
+        say(finished.map_err(|error| error.to_string()).err().unwrap_or_default().as_bytes());
     }
     Some(ExitCode::SUCCESS)
 }
@@ -54,11 +55,19 @@ pub(crate) fn serve_if_asked() -> Option<ExitCode> {
 pub(crate) struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
+    blob: Option<KeyBlob>,
 }
 
 impl Process {
     pub(crate) fn start(options: &str) -> Self {
         Self::start_by(Command::new(std::env::current_exe().unwrap()), options)
+    }
+
+    /// Starts a peer with these variables.
+    pub(crate) fn start_with(variables: &[(&str, &str)], options: &str) -> Self {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.envs(variables.iter().copied());
+        Self::start_by(program, options)
     }
 
     /// Starts a peer in a network namespace.
@@ -72,22 +81,41 @@ impl Process {
         let program = program.env(PEER, options).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output }
+        Self { child, output, blob: None }
     }
 
-    /// Meets it, and imports the key of its memory.
-    pub(crate) fn meet(&mut self, one: &UcxBackend) -> kvx_core::Result<(PeerId, RemoteRegionId)> {
-        let blob = KeyBlob::new(next(&mut self.output))?;
-        let peer = self.greet(one)?;
-        Ok((peer, one.import_key(peer, &blob)?))
-    }
-
-    fn greet(&mut self, one: &UcxBackend) -> kvx_core::Result<PeerId> {
-        self.say(one.offer()?.as_bytes());
-        let reply = HandshakeBytes::new(next(&mut self.output))?;
+    /// Meets it, also once more, and imports the key of its memory.
+    pub(crate) fn meet(&mut self, one: &UcxBackend) -> Result<(PeerId, RemoteRegionId)> {
+        let reply = self.ask(one)?;
         let (peer, completion) = one.complete(&reply)?;
+        self.tell(&completion);
+        self.finished()?;
+        Ok((peer, self.key(one, peer)?))
+    }
+
+    /// The first half of a handshake: its reply to an offer.
+    pub(crate) fn ask(&mut self, one: &UcxBackend) -> Result<HandshakeBytes> {
+        if self.blob.is_none() {
+            self.blob = Some(KeyBlob::new(next(&mut self.output))?);
+        }
+        self.say(one.offer()?.as_bytes());
+        HandshakeBytes::new(next(&mut self.output))
+    }
+
+    pub(crate) fn tell(&mut self, completion: &HandshakeBytes) {
         self.say(completion.as_bytes());
-        Ok(peer)
+    }
+
+    /// Whether it finished the handshake.
+    pub(crate) fn finished(&mut self) -> Result<()> {
+        match next(&mut self.output).as_slice() {
+            [] => Ok(()),
+            why => Err(Error::peer("finish", String::from_utf8_lossy(why).into_owned())),
+        }
+    }
+
+    pub(crate) fn key(&self, one: &UcxBackend, peer: PeerId) -> Result<RemoteRegionId> {
+        one.import_key(peer, self.blob.as_ref().unwrap())
     }
 
     fn say(&mut self, bytes: &[u8]) {
@@ -97,8 +125,17 @@ impl Process {
 
     /// Lets it stand still.
     pub(crate) fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub(crate) fn resume(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
     }
 
     pub(crate) fn kill(&mut self) {

@@ -43,6 +43,12 @@ pub(crate) fn another_library_is_refused() {
     let Probe::Available { detail, capabilities } = probe("") else { panic!("not available") };
     assert!(detail.contains("UCX 1.") && detail.contains("tcp/"), "{detail}");
     capabilities.check().unwrap();
+    assert!(!detail.contains("hold up"), "{detail}");
+    // What it is told to do though it cannot do it well.
+    let Probe::Available { detail, .. } = probe("tls=sm+self,ucx.MM_ERROR_HANDLING=y") else {
+        panic!("not available")
+    };
+    assert!(detail.contains("may hold up all others"), "{detail}");
     // A wrong option: what is wrong is that this process has one already.
     let Probe::BadOptions { reason, remedy } = probe("lib=/nowhere/libucp.so.0") else {
         panic!("a second library was looked for");

@@ -76,7 +76,7 @@ fn trials(subject: &'static dyn Subject, arguments: &Arguments) -> Vec<Trial> {
             {
                 continue;
             }
-            if let Err(skip) = available(subject, place) {
+            if let Err(skip) = available(subject, setup, place) {
                 trials.push(skipped(name, skip, subject, arguments));
                 continue;
             }
@@ -144,8 +144,8 @@ fn read_seed(text: &str) -> Result<u64, String> {
     })
 }
 
-fn available(subject: &dyn Subject, place: Place) -> Result<(), Skip> {
-    subject.reaches(place).map_err(Skip::DoesNotApply)?;
+fn available(subject: &dyn Subject, setup: &Setup, place: Place) -> Result<(), Skip> {
+    subject.reaches(&setup.name, place).map_err(Skip::DoesNotApply)?;
     if place == Place::TwoNamespaces {
         super::namespace::Namespace::new().map_err(Skip::Missing)?;
     }

@@ -28,13 +28,13 @@ pub trait Subject: Sync {
         Ok(())
     }
 
-    /// Whether the fabric reaches this far.
+    /// Whether the fabric reaches this far in a setup.
     ///
     /// # Errors
     ///
     /// Why not. It is printed, and is no failure: what a fabric cannot be is not missing.
-    fn reaches(&self, place: Place) -> Result<(), String> {
-        let _ = place;
+    fn reaches(&self, setup: &str, place: Place) -> Result<(), String> {
+        let _ = (setup, place);
         Ok(())
     }
 
