@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -71,11 +72,37 @@ pub(crate) struct Core {
     pub(crate) asleep: bool,
     polled: Option<Instant>,
     streak: u32,
+    pub(crate) attention: Arc<Attention>,
     pub(crate) options: Options,
     pub(crate) counters: Counters,
     pub(crate) library: &'static Library,
     /// The last field: whatever belongs to it is dropped before it.
     pub(crate) worker: Option<Worker>,
+}
+
+/// When a program that polls without pause did so last: the progress thread looks at it without taking the lock.
+pub(crate) struct Attention {
+    since: Instant,
+    /// Nanoseconds.
+    last: AtomicU64,
+}
+
+impl Default for Attention {
+    fn default() -> Self {
+        Self { since: Instant::now(), last: AtomicU64::new(0) }
+    }
+}
+
+impl Attention {
+    fn note(&self, now: Instant) {
+        let nanos = now.saturating_duration_since(self.since).as_nanos();
+        self.last.store(u64::try_from(nanos).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Whether it has polled just now.
+    pub(crate) fn is_paid(&self) -> bool {
+        self.since.elapsed().saturating_sub(Duration::from_nanos(self.last.load(Relaxed))) < WATCH
+    }
 }
 
 /// An imported key.
@@ -114,6 +141,7 @@ impl Core {
             asleep: false,
             polled: None,
             streak: 0,
+            attention: Arc::default(),
             options,
             counters: Counters::default(),
             library,
@@ -214,14 +242,19 @@ impl Core {
     pub(crate) fn polls(&mut self, now: Instant) {
         let near = self.polled.is_some_and(|before| now.duration_since(before) < POLL_GAP);
         self.streak = if near { self.streak.saturating_add(1) } else { 0 };
-        self.polled = Some(now);
+        self.has_polled(now);
     }
 
     /// A call of the program's ends. What time it took, making progress, is no pause between its polls.
     pub(crate) fn leaves(&mut self, entered: Instant) {
         if self.polled.is_some_and(|before| entered.saturating_duration_since(before) < POLL_GAP) {
-            self.polled = Some(Instant::now());
+            self.has_polled(Instant::now());
         }
+    }
+
+    fn has_polled(&mut self, now: Instant) {
+        self.polled = Some(now);
+        self.attention.note(now);
     }
 
     /// Whether a program that polls without pause makes all the progress that there is to be made.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvx_core::backend::Outcome;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::core::{Core, WATCH};
+use crate::core::{Attention, Core, WATCH};
 use crate::error::down;
 use crate::shared::Shared;
 
@@ -20,8 +20,8 @@ const LAST: Duration = Duration::from_millis(1500);
 enum Next {
     /// There is more.
     Again,
-    /// A program that polls without pause does all that there is to do.
-    Watch,
+    /// A program that polls without pause does all that there is to do: until it has stopped, or until a time.
+    Watch(Option<Instant>),
     /// Until the descriptor or somebody else says so, or until a time.
     Sleep(Option<Instant>),
     End,
@@ -30,8 +30,9 @@ enum Next {
 impl Shared {
     pub(crate) fn progress(self: &Arc<Self>) {
         // The worker lives until this thread ends it.
-        let Some(descriptor) = self.look(|core| {
-            core.worker.as_ref().and_then(|worker| worker.descriptor().try_clone_to_owned().ok())
+        let Some((descriptor, attention)) = self.look(|core| {
+            let worker = core.worker.as_ref()?;
+            Some((worker.descriptor().try_clone_to_owned().ok()?, Arc::clone(&core.attention)))
         }) else {
             return;
         };
@@ -59,7 +60,7 @@ impl Shared {
                     return if rounds == 0 { Next::Sleep(Some(now + Duration::from_millis(1))) } else { Next::Again };
                 }
                 if core.is_attended() {
-                    return Next::Watch;
+                    return Next::Watch(until);
                 }
                 if rounds == ROUNDS || !core.arm() {
                     return Next::Again;
@@ -69,15 +70,26 @@ impl Shared {
             });
             match next {
                 Next::Again => {}
-                Next::Watch => self.doze(None, Some(Instant::now() + WATCH)),
-                Next::Sleep(until) => self.doze(Some(&descriptor), until),
+                Next::Watch(until) => self.stand_by(&attention, until),
+                Next::Sleep(until) => drop(self.doze(Some(&descriptor), until)),
                 Next::End => return,
             }
         }
     }
 
-    /// Sleeps until a descriptor is readable, or until a time.
-    fn doze(&self, descriptor: Option<&std::os::fd::OwnedFd>, until: Option<Instant>) {
+    /// Sleeps while a program polls without pause. It takes no lock for which that would have to wait.
+    fn stand_by(&self, attention: &Attention, until: Option<Instant>) {
+        loop {
+            let look = Instant::now() + WATCH;
+            let woken = self.doze(None, Some(until.map_or(look, |until| until.min(look))));
+            if woken || !attention.is_paid() || until.is_some_and(|until| until <= Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    /// Sleeps until a descriptor is readable, or until a time. Whether it was woken by another thread.
+    fn doze(&self, descriptor: Option<&std::os::fd::OwnedFd>, until: Option<Instant>) -> bool {
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(Instant::now());
             Timespec {
@@ -94,10 +106,12 @@ impl Shared {
         }
         // An interruption is one more reason to look.
         let _ = poll(&mut fds[..count], timeout.as_ref());
-        if fds[0].revents().contains(PollFlags::IN) {
+        let woken = fds[0].revents().contains(PollFlags::IN);
+        if woken {
             // It may have been read before.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
+        woken
     }
 }
 
