@@ -13,9 +13,11 @@ fn main() -> kvx_core::Result<()> {
         std::env::args().skip(1).partition(|text| text.starts_with("--"));
     // Once each, to see that it runs.
     let once = flags.iter().any(|flag| flag == "--test");
+    let rounds = flags.iter().find_map(|flag| flag.strip_prefix("--rounds=")?.parse().ok());
+    let rounds = if once { 1 } else { rounds.unwrap_or(ucx::ROUNDS) };
     let setups = ucx::SETUPS.iter().map(|text| (*text).to_owned());
     let setups = if wanted.is_empty() { setups.collect() } else { wanted };
-    setups.iter().try_for_each(|options| ucx::measure(options, once))
+    setups.iter().try_for_each(|options| ucx::measure(options, rounds))
 }
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -42,7 +44,7 @@ mod ucx {
     const BLOCKS: u64 = 128;
     const BLOCK: u64 = 32 << 10;
 
-    const ROUNDS: usize = 9;
+    pub(super) const ROUNDS: usize = 9;
     const SMALL_ROUNDS: usize = 1000;
 
     /// Every block of every region, permuted.
@@ -245,9 +247,9 @@ mod ucx {
     }
 
     #[expect(clippy::print_stdout, clippy::cast_precision_loss, reason = "a table for people")]
-    pub(super) fn measure(text: &str, once: bool) -> Result<()> {
+    pub(super) fn measure(text: &str, rounds: usize) -> Result<()> {
         let options = Options::read(&text.parse()?)?;
-        let (rounds, small_rounds) = if once { (1, 1) } else { (ROUNDS, SMALL_ROUNDS) };
+        let small_rounds = if rounds == 1 { 1 } else { SMALL_ROUNDS };
         match Raw::open(&options) {
             Err(error) if [ErrorKind::Unsupported, ErrorKind::Config].contains(&error.kind()) => {
                 println!("{text:>28} not measured: {error}");

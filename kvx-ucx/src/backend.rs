@@ -116,7 +116,7 @@ impl TransferBackend for UcxBackend {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.shared.signal.as_fd())
+        Some(self.shared.ready.as_fd())
     }
 
     async fn connect(&self, peer: PeerId) -> Result<()> {

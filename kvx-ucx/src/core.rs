@@ -16,6 +16,7 @@ use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::slots::Slots;
 
 use crate::config::Options;
+use crate::door::Door;
 use crate::error::stale;
 use crate::flight::Flight;
 use crate::peer::{Peer, Phase};
@@ -26,8 +27,10 @@ use crate::sys::{Batch, Endpoint, Fact, Key, Library, Memory, Worker};
 const POLL_GAP: Duration = Duration::from_micros(50);
 const POLL_STREAK: u32 = 32;
 
-/// How long the thread leaves a program alone that polls without pause, before it looks whether that still does.
+/// How long the thread leaves a program alone that polls without pause, before it looks whether that still does; and how long at
+/// most, once it has done so for long. To look costs: in a virtual machine a timer may take tens of microseconds.
 pub(crate) const WATCH: Duration = Duration::from_micros(250);
+pub(crate) const LONG_WATCH: Duration = Duration::from_millis(4);
 
 pub(crate) struct Core {
     pub(crate) regions: Slots<RegionId, Arc<Memory>>,
@@ -72,6 +75,7 @@ pub(crate) struct Core {
     pub(crate) asleep: bool,
     polled: Option<Instant>,
     streak: u32,
+    pub(crate) door: Door,
     pub(crate) attention: Arc<Attention>,
     pub(crate) options: Options,
     pub(crate) counters: Counters,
@@ -99,9 +103,14 @@ impl Attention {
         self.last.store(u64::try_from(nanos).unwrap_or(u64::MAX), Relaxed);
     }
 
+    /// When it polled last.
+    pub(crate) fn last(&self) -> u64 {
+        self.last.load(Relaxed)
+    }
+
     /// Whether it has polled just now.
     pub(crate) fn is_paid(&self) -> bool {
-        self.since.elapsed().saturating_sub(Duration::from_nanos(self.last.load(Relaxed))) < WATCH
+        self.since.elapsed().saturating_sub(Duration::from_nanos(self.last())) < WATCH
     }
 }
 
@@ -112,7 +121,7 @@ pub(crate) struct Imported {
 }
 
 impl Core {
-    pub(crate) fn new(options: Options, library: &'static Library, worker: Worker) -> Self {
+    pub(crate) fn new(options: Options, library: &'static Library, worker: Worker, door: Door) -> Self {
         Self {
             regions: Slots::default(),
             keys: Slots::default(),
@@ -141,6 +150,7 @@ impl Core {
             asleep: false,
             polled: None,
             streak: 0,
+            door,
             attention: Arc::default(),
             options,
             counters: Counters::default(),
@@ -238,11 +248,17 @@ impl Core {
         }
     }
 
-    /// Notes that the program polls. Whether it does so without pause is seen from that.
+    /// Notes that the program polls, and whether it was quick to come. Whether it does so without pause is seen from that.
     pub(crate) fn polls(&mut self, now: Instant) {
         let near = self.polled.is_some_and(|before| now.duration_since(before) < POLL_GAP);
         self.streak = if near { self.streak.saturating_add(1) } else { 0 };
         self.has_polled(now);
+        self.door.answered(now);
+    }
+
+    /// When the program polled last.
+    pub(crate) const fn polled(&self) -> Option<Instant> {
+        self.polled
     }
 
     /// A call of the program's ends. What time it took, making progress, is no pause between its polls.

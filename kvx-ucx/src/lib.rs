@@ -12,6 +12,7 @@ linux! {
     mod backend;
     mod config;
     mod core;
+    mod door;
     mod error;
     mod flight;
     mod handshake;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use kvx_core::backend::{Event, Events};
 
 use crate::core::Core;
+use crate::sys::Worker;
 
 /// Most rounds of progress in one call.
 const ROUNDS: u32 = 8;
@@ -18,6 +19,8 @@ impl Core {
         while rounds < ROUNDS && self.progress() && self.events.is_empty() {
             rounds += 1;
         }
+        let worker = self.worker.as_ref().map(Worker::descriptor);
+        self.door.polled(worker, rounds > 0, !self.events.is_empty());
         while events.room() > 0 {
             let Some(event) = self.events.pop_front() else { break };
             match &event {

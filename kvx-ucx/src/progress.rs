@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use kvx_core::backend::Outcome;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::core::{Attention, Core, WATCH};
+use crate::core::{Attention, Core, LONG_WATCH, WATCH};
 use crate::error::down;
 use crate::shared::Shared;
+use crate::sys::Worker;
 
 /// Most rounds of progress while the lock is held.
 const ROUNDS: u32 = 4;
@@ -37,14 +38,23 @@ impl Shared {
             return;
         };
         let (mut closed_since, mut busy) = (None, Instant::now());
+        let mut slept: Option<Instant> = None;
         loop {
+            let mut awaited = false;
             let next = self.with_thread(|core| {
                 core.asleep = false;
-                let mut rounds = 0;
+                if slept.is_some_and(|slept| core.polled().is_none_or(|polled| polled < slept)) {
+                    core.door.missed();
+                }
+                let (mut rounds, before) = (0, core.events.len());
                 while rounds < ROUNDS && core.progress() {
                     rounds += 1;
                 }
                 let now = Instant::now();
+                if rounds > 0 {
+                    let worker = core.worker.as_ref().map(Worker::descriptor);
+                    core.door.worked(worker, core.events.len() > before, now);
+                }
                 let until = core.give_up(now);
                 core.settle();
                 if core.closed {
@@ -66,12 +76,20 @@ impl Shared {
                     return Next::Again;
                 }
                 core.asleep = true;
+                awaited = core.door.is_awaited();
                 Next::Sleep(until)
             });
+            slept = None;
             match next {
                 Next::Again => {}
                 Next::Watch(until) => self.stand_by(&attention, until),
-                Next::Sleep(until) => drop(self.doze(Some(&descriptor), until)),
+                Next::Sleep(until) => {
+                    let since = Instant::now();
+                    if !self.doze(Some(&descriptor), until) && awaited {
+                        slept = Some(since);
+                        self.lets_first(&attention);
+                    }
+                }
                 Next::End => return,
             }
         }
@@ -79,10 +97,12 @@ impl Shared {
 
     /// Sleeps while a program polls without pause. It takes no lock for which that would have to wait.
     fn stand_by(&self, attention: &Attention, until: Option<Instant>) {
+        let mut watch = WATCH;
         loop {
-            let look = Instant::now() + WATCH;
+            let look = Instant::now() + watch;
+            watch = (watch * 2).min(LONG_WATCH);
             let woken = self.doze(None, Some(until.map_or(look, |until| until.min(look))));
-            if woken || !attention.is_paid() || until.is_some_and(|until| until <= Instant::now()) {
+            if woken || !self.is_attended(attention) || until.is_some_and(|until| until <= Instant::now()) {
                 return;
             }
         }
@@ -135,6 +155,7 @@ impl Core {
                 known.keys.clear();
             }
         }
+        self.door.shut(self.worker.as_ref().map(Worker::descriptor));
         // Batches first, which hold keys; then the keys; then what they were made from.
         self.mail.clear();
         self.keys.drain();

@@ -2,19 +2,24 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use kvx_core::Result;
 use kvx_core::capability::Capabilities;
 use kvx_core::id::Incarnation;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::config::Options;
-use crate::core::Core;
+use crate::core::{Attention, Core};
+use crate::door::Door;
 use crate::error::{BACKEND, missing, refused, system};
 use crate::probe::capabilities;
 use crate::sys::{Context, Failure, Library, Worker, before_destructors, load};
+
+/// How long the thread waits for a program that was woken with it.
+const HEAD_START: Duration = Duration::from_micros(20);
 
 pub(crate) struct Shared {
     pub(crate) incarnation: [u8; 16],
@@ -28,7 +33,9 @@ pub(crate) struct Shared {
     wanting: AtomicU32,
     pub(crate) wake: OwnedFd,
     /// Readable while there are events.
-    pub(crate) signal: OwnedFd,
+    signal: OwnedFd,
+    /// Readable while that is, or while something comes to the worker and the [door](crate::door) is open: what a program sleeps on.
+    pub(crate) ready: OwnedFd,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -123,16 +130,20 @@ impl Shared {
         let worker = worker(&context, options)?;
         let address = worker.address().map_err(|failure: Failure| refused(library, &failure))?;
         let descriptor = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
+        let (signal, ready) = (descriptor()?, epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
+        epoll::add(&ready, &signal, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(failed)?;
+        let door = ready.try_clone().map_err(|error| system("open", "a descriptor cannot be had", error))?;
         Ok(Self {
             incarnation: *Incarnation::random()?.as_bytes(),
             address,
             options: options.clone(),
             capabilities: capabilities(&context),
-            core: Mutex::new(Core::new(options.clone(), library, worker)),
+            core: Mutex::new(Core::new(options.clone(), library, worker, Door::new(door))),
             context,
             wanting: AtomicU32::new(0),
             wake: descriptor()?,
-            signal: descriptor()?,
+            signal,
+            ready,
             thread: Mutex::default(),
         })
     }
@@ -180,6 +191,22 @@ impl Shared {
         result
     }
 
+    /// Whether a program that polls without pause goes on doing so: it has just polled, or is in a call.
+    pub(crate) fn is_attended(&self, attention: &Attention) -> bool {
+        attention.is_paid() || matches!(self.core.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// A program that sleeps on the descriptor was woken, too: it goes first, if it comes.
+    pub(crate) fn lets_first(&self, attention: &Attention) {
+        let (begun, before) = (Instant::now(), attention.last());
+        while begun.elapsed() < HEAD_START
+            && attention.last() == before
+            && self.wanting.load(Relaxed) == 0
+        {
+            std::thread::yield_now();
+        }
+    }
+
     /// Tells those who wait.
     fn leave(&self, mut core: MutexGuard<'_, Core>) {
         self.signal(&mut core);
@@ -193,6 +220,9 @@ impl Shared {
         let any = !core.events.is_empty();
         if any != core.signalled {
             core.signalled = any;
+            if any {
+                core.door.rings();
+            }
             // Neither can fail: the counter is 0 or 1.
             let _ = if any {
                 rustix::io::write(&self.signal, &1_u64.to_ne_bytes())
