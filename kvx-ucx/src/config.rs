@@ -125,12 +125,28 @@ impl Options {
         let own = own.into_iter().filter_map(|(name, value)| {
             Some((name.to_owned(), value.as_ref()?.0.join(",")))
         });
-        let kept_alive = self.settings.iter().any(|(name, _)| name == KEEPALIVE.0)
-            || std::env::var_os(format!("UCX_{}", KEEPALIVE.0)).is_some();
-        let quiet = (!kept_alive).then(|| (KEEPALIVE.0.to_owned(), KEEPALIVE.1.to_owned()));
+        let quiet = self.unless_said(&[KEEPALIVE]);
         own.chain(quiet).chain(self.settings.iter().cloned()).collect()
     }
+
+    /// What UCX is told besides, if it takes it.
+    pub(crate) fn preferred(&self) -> Vec<(String, String)> {
+        self.unless_said(PREFERRED).collect()
+    }
+
+    /// Those of these settings that neither the options nor the environment have.
+    fn unless_said(&self, settings: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+        settings.iter().filter(|(name, _)| {
+            !self.settings.iter().any(|(said, _)| said == name)
+                && std::env::var_os(format!("UCX_{name}")).is_none()
+        }).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+    }
 }
+
+/// What is as good as said where nobody says otherwise, and the library takes it. TCP sends, and carries data where it has none of
+/// its own ways, in messages of so many bytes; UCX's choice of 8 KiB makes that half as fast. No more than UCX's own choice of what
+/// a receiver has room for: it may be a library that does not take this.
+const PREFERRED: &[(&str, &str)] = &[("TCP_TX_SEG_SIZE", "64k")];
 
 /// UCX's keepalive, off unless asked for. On, 1.22 may look through an endpoint that is still being made at a lane that it does
 /// not have yet, and crash (`ucp_ep_do_uct_ep_am_keepalive` with a null pointer).
@@ -205,6 +221,8 @@ mod tests {
         assert_eq!(told, wanted);
         let asked = [("KEEPALIVE_INTERVAL".to_owned(), "20s".to_owned())];
         assert_eq!(read("ucx.KEEPALIVE_INTERVAL=20s").unwrap().told(), asked);
+        assert_eq!(read("").unwrap().preferred().len(), PREFERRED.len());
+        assert!(read("ucx.TCP_TX_SEG_SIZE=8k").unwrap().preferred().is_empty());
         for wrong in ["tsl=tcp", "window=0", "window=x", "ucx.=1", "ucx.tls=tcp", "tls=", "piece_bytes=1", "connect_ms=0"] {
             let error = read(wrong).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{wrong}: {error}");

@@ -68,7 +68,7 @@ pub(crate) fn random() -> Result<u64> {
 /// The library and what it finds, with these options.
 pub(crate) fn context(options: &Options) -> Result<Context> {
     let library = load(options.lib.as_deref()).map_err(|error| missing("open", &error))?;
-    Context::new(library, &options.told()).map_err(|failure| match failure.call {
+    Context::new(library, &options.told(), &options.preferred()).map_err(|failure| match failure.call {
         "ucp_config_modify" => unknown(library, &failure.said.join(" ")),
         _ => refused(library, &failure),
     })

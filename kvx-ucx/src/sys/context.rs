@@ -42,10 +42,12 @@ pub(crate) struct Failure {
 }
 
 impl Context {
-    /// Opens what the machine has. Settings are UCX's own, without the prefix `UCX_`; they go before the environment.
+    /// Opens what the machine has. Settings are UCX's own, without the prefix `UCX_`; they go before the environment. Of those that
+    /// are preferred it may do without.
     pub(crate) fn new(
         library: &'static Library,
         settings: &[(String, String)],
+        preferred: &[(String, String)],
     ) -> Result<Self, Failure> {
         let ucp = &library.ucp;
         let mut config = ptr::null_mut();
@@ -54,13 +56,11 @@ impl Context {
         fail("ucp_config_read", status, Vec::new)?;
         let config = Config { library, handle: config };
         for (name, value) in settings {
-            let text = |text: &str| CString::new(text).unwrap_or_default();
-            let (name, value) = (text(name), text(value));
-            // SAFETY: the configuration is there, and the texts end with zeros.
-            let status = unsafe {
-                ucp.ucp_config_modify(config.handle, name.as_ptr(), value.as_ptr())
-            };
-            fail("ucp_config_modify", status, || vec![format!("{}={}", name.to_string_lossy(), value.to_string_lossy())])?;
+            let status = config.modify(name, value);
+            fail("ucp_config_modify", status, || vec![format!("{name}={value}")])?;
+        }
+        for (name, value) in preferred {
+            config.modify(name, value);
         }
         let params = ucx::ucp_params {
             field_mask: u64::from(ucx::UCP_PARAM_FIELD_FEATURES | ucx::UCP_PARAM_FIELD_MT_WORKERS_SHARED),
@@ -118,6 +118,15 @@ impl Drop for Context {
 struct Config {
     library: &'static Library,
     handle: *mut ucx::ucp_config_t,
+}
+
+impl Config {
+    fn modify(&self, name: &str, value: &str) -> ucx::ucs_status_t {
+        let text = |text: &str| CString::new(text).unwrap_or_default();
+        let (name, value) = (text(name), text(value));
+        // SAFETY: the configuration is there, and the texts end with zeros.
+        unsafe { self.library.ucp.ucp_config_modify(self.handle, name.as_ptr(), value.as_ptr()) }
+    }
 }
 
 impl Drop for Config {
