@@ -1,4 +1,4 @@
-//! What a `Peers` is given when it is made.
+//! What a [`Peers`](super::Peers) is given when it is made.
 
 use std::fmt;
 use std::sync::Arc;
@@ -110,7 +110,7 @@ impl Default for Limits {
     }
 }
 
-/// What a `Peers` is given when it is made.
+/// What a [`Peers`](super::Peers) is given when it is made.
 #[derive(Debug)]
 pub struct Setup {
     /// Who this side is.

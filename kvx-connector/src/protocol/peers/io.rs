@@ -1,4 +1,4 @@
-//! What a `Peers` is told, and what it says is to be done.
+//! What a [`Peers`](super::Peers) is told, and what it says is to be done.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct SessionId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WantId(pub u64);
 
-/// A step of a backend, numbered by `Peers`.
+/// A step of a backend, numbered by [`Peers`](super::Peers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StepId(pub u64);
 
@@ -95,8 +95,8 @@ pub struct Want {
     pub replica: u32,
     /// Where its cards are served, as the request names it.
     pub address: Address,
-    /// The life of the engine ([`LeaseName::owner`](crate::protocol::LeaseName::owner)) that the request speaks of. `None` where
-    /// it does not say: then what is remembered counts only while its session is up.
+    /// The life of the engine ([`LeaseName::owner`](crate::protocol::LeaseName::owner)) that the request speaks of: any other one is
+    /// refused. `None` where it does not say: then it is the one that is there now.
     pub life: Option<Incarnation>,
     /// What this engine is for it.
     pub role: Role,

@@ -1,4 +1,4 @@
-//! What two `Peers` say to each other.
+//! What two [`Peers`](super::Peers) say to each other.
 //!
 //! The same MessagePack with named fields as everything that goes between two engines, every length bounded. Whoever asks
 //! numbers its questions; an answer says which one it is for, and one to a question that is no longer asked is passed over.

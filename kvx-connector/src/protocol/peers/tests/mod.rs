@@ -1,1 +1,8 @@
+mod bounds;
+mod checks;
+mod engines;
+mod fabric;
+mod known;
 mod messages;
+mod sim;
+mod world;

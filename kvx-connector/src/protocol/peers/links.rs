@@ -1,0 +1,269 @@
+//! Connections: each one that a backend has given is a peer's or is ending, and is ended once.
+
+use kvx_core::id::Incarnation;
+use kvx_core::{Error, Retry};
+
+use super::io::{Connection, Output, Reason, Stepped};
+use super::message::{Message, Refusal};
+use super::peer::{Link, Up};
+use super::site::Way;
+use super::{Failure, Fault, Peers, Timer};
+
+/// Most connections whose end was told before they were given.
+const EARLY: usize = 4096;
+/// Most lives that are remembered as over.
+const SUPERSEDED: usize = 4096;
+
+/// A connection that is ending.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    of: Incarnation,
+    severed: bool,
+}
+
+impl Peers {
+    /// A backend gave a connection for a peer: `full` where this side may post, too.
+    pub(super) fn install(
+        &mut self,
+        incarnation: Incarnation,
+        connection: Connection,
+        full: bool,
+    ) -> Result<(), Failure> {
+        let passing = |what: &'static str| {
+            Failure::passing(
+                Error::peer("peers.connection", what)
+                    .with_backend(connection.backend)
+                    .with_context("connection", connection.peer)
+                    .with_retry(Retry::Reconnect),
+            )
+        };
+        if self.early_downs.contains(&connection) && !self.broken(Fault::ForgetsEarlyDowns) {
+            return Err(passing("it broke before it was made"));
+        }
+        if self.ending.contains_key(&connection) {
+            return Err(passing("it is ending"));
+        }
+        match self.connections.get(&connection) {
+            Some(other) if *other != incarnation => {
+                return Err(passing("what the peer sent leads to another one"));
+            }
+            _ => {}
+        }
+        let Some(peer) = self.peers.get(&incarnation) else { return Ok(()) };
+        if peer.link.connection().is_some_and(|known| known != connection) {
+            self.part(incarnation, Reason::Down);
+        }
+        self.connections.insert(connection, incarnation);
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return Ok(()) };
+        match &peer.link {
+            Link::Up(_) => {}
+            _ if full => {
+                let up = Up { connection, info: None, regions: false, told: false };
+                peer.link = Link::Up(up);
+            }
+            _ => peer.link = Link::Half(connection),
+        }
+        Ok(())
+    }
+
+    /// What a step has given that nobody waits for any more.
+    pub(super) fn orphan(
+        &mut self,
+        incarnation: Incarnation,
+        backend: &'static str,
+        result: &Stepped,
+    ) {
+        if let Some(peer) = self.peers.get_mut(&incarnation) {
+            peer.orphans = peer.orphans.saturating_sub(1);
+        }
+        self.dirty_peers.insert(incarnation);
+        let (Stepped::Accepted(peer, _) | Stepped::Completed(peer, _) | Stepped::Finished(peer, _)) =
+            result
+        else {
+            return;
+        };
+        let connection = Connection { backend, peer: *peer };
+        let known = self.connections.contains_key(&connection)
+            || self.ending.contains_key(&connection)
+            || self.early_downs.contains(&connection);
+        if !known && !self.broken(Fault::LosesOrphans) {
+            self.end(incarnation, connection, true);
+        }
+    }
+
+    fn end(&mut self, of: Incarnation, connection: Connection, at_once: bool) {
+        self.connections.remove(&connection);
+        if self.broken(Fault::NeverDisconnects) {
+            return;
+        }
+        if self.broken(Fault::DisconnectsTwice) {
+            self.out.push(Output::Disconnect(connection));
+        }
+        self.out.push(match at_once {
+            true => Output::Sever(connection),
+            false => Output::Disconnect(connection),
+        });
+        self.ending.insert(connection, Ending { of, severed: at_once });
+        self.timers.set(Timer::End(connection), Some(self.now + self.limits.ending));
+        if let Some(peer) = self.peers.get_mut(&of) {
+            peer.endings += 1;
+        }
+    }
+
+    /// A connection takes too long to end.
+    pub(super) fn end_is_late(&mut self, connection: Connection) {
+        let Some(ending) = self.ending.get_mut(&connection) else { return };
+        if ending.severed {
+            self.stats.undead += 1;
+            if !self.steps.is_empty() {
+                self.early_downs.insert(connection);
+            }
+            return self.ended(connection);
+        }
+        ending.severed = true;
+        self.out.push(Output::Sever(connection));
+        self.timers.set(Timer::End(connection), Some(self.now + self.limits.ending));
+    }
+
+    fn ended(&mut self, connection: Connection) {
+        let Some(ending) = self.ending.remove(&connection) else { return };
+        self.timers.set(Timer::End(connection), None);
+        if let Some(peer) = self.peers.get_mut(&ending.of) {
+            peer.endings = peer.endings.saturating_sub(1);
+        }
+        self.touch_peer(ending.of);
+    }
+
+    pub(super) fn peer_down(&mut self, connection: Connection, error: Option<Error>) {
+        // A step that is not answered yet may give it, or give it again.
+        if !self.steps.is_empty() && self.early_downs.len() < EARLY {
+            self.early_downs.insert(connection);
+        }
+        if self.ending.contains_key(&connection) {
+            return self.ended(connection);
+        }
+        let Some(incarnation) = self.connections.remove(&connection) else { return };
+        if let (Some(error), Some(peer)) = (error, self.peers.get_mut(&incarnation)) {
+            peer.error = Some(std::sync::Arc::new(error));
+        }
+        self.lose(incarnation, Reason::Down, true);
+    }
+
+    /// The other side says that the connection is over.
+    pub(super) fn parted(&mut self, incarnation: Incarnation) {
+        if self.peers.get(&incarnation).is_some_and(|peer| peer.link.connection().is_some()) {
+            self.lose(incarnation, Reason::Bye, false);
+        }
+    }
+
+    /// Ends a connection, and says so where it was told of.
+    pub(super) fn part(&mut self, incarnation: Incarnation, reason: Reason) {
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        match std::mem::replace(&mut peer.link, Link::None) {
+            Link::None => {}
+            Link::Up(up) if up.told => {
+                peer.link = Link::Up(up);
+                self.lose(incarnation, reason, false);
+            }
+            Link::Half(connection) | Link::Up(Up { connection, .. }) => {
+                let session = peer.sessions.last().copied();
+                self.end(incarnation, connection, true);
+                if let Some(session) = session {
+                    self.send(session, &Message::Parted);
+                }
+                self.dirty_peers.insert(incarnation);
+            }
+        }
+    }
+
+    /// A peer is gone: all that was based on it is over, at once.
+    pub(super) fn gone(&mut self, incarnation: Incarnation, reason: Reason) {
+        self.lose(incarnation, reason, false);
+    }
+
+    fn lose(&mut self, incarnation: Incarnation, reason: Reason, broken: bool) {
+        self.cancel_meeting(incarnation);
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        let link = std::mem::replace(&mut peer.link, Link::None);
+        let connection = link.connection();
+        let told = matches!(&link, Link::Up(up) if up.told);
+        self.cancel_answer(incarnation);
+        if let Some(connection) = connection.filter(|_| !broken) {
+            let at_once = !matches!(reason, Reason::Forgotten | Reason::Changed);
+            self.end(incarnation, connection, at_once);
+        }
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        let sessions = peer.sessions.clone();
+        (peer.chosen, peer.alone, peer.since) = (None, None, self.now);
+        peer.answer = super::answer::Answer::None;
+        let over = matches!(reason, Reason::Bye | Reason::Forgotten | Reason::Superseded);
+        if std::mem::replace(&mut peer.seen, !sessions.is_empty() && !over) {
+            let connection = connection.filter(|_| told);
+            let remote = peer.remote.clone();
+            self.stats.gone += 1;
+            self.out.push(Output::Gone { remote, connection, reason });
+        }
+        self.suspect(incarnation, self.now);
+        self.unroute(incarnation);
+        match reason {
+            Reason::Superseded => self.replace(incarnation, sessions),
+            Reason::Forgotten => {
+                for session in sessions {
+                    self.send(session, &Message::Bye);
+                    self.close(session);
+                }
+            }
+            Reason::Down | Reason::Changed | Reason::Refused if connection.is_some() => {
+                if let Some(session) = sessions.last() {
+                    self.send(*session, &Message::Parted);
+                }
+            }
+            _ => {}
+        }
+        self.touch_peer(incarnation);
+    }
+
+    pub(super) fn is_superseded(&self, incarnation: Incarnation) -> bool {
+        self.superseded.get(&incarnation).is_some_and(|until| self.now < *until)
+    }
+
+    /// Another life is in this one's place: it does not come back.
+    fn replace(&mut self, incarnation: Incarnation, sessions: Vec<super::SessionId>) {
+        if self.superseded.len() >= SUPERSEDED {
+            let oldest = self.superseded.iter().min_by_key(|(_, until)| **until);
+            if let Some(oldest) = oldest.map(|(incarnation, _)| *incarnation) {
+                self.superseded.remove(&oldest);
+            }
+        }
+        let now = self.now;
+        self.superseded.retain(|_, until| now < *until);
+        self.superseded.insert(incarnation, self.now + self.limits.superseded);
+        for session in sessions {
+            let error = Error::config("peers", "another life of this rank took its place")
+                .with_remedy("give each engine a name of its own");
+            let refusal = Refusal::new(&error, false);
+            self.send(session, &Message::Refused { number: 0, refusal });
+            self.close(session);
+        }
+        if let Some(peer) = self.peers.get_mut(&incarnation) {
+            (peer.alone, peer.card) = (None, None);
+            peer.sites.clear();
+        }
+    }
+
+    /// Routes with this peer are not given any more.
+    pub(super) fn unroute(&mut self, incarnation: Incarnation) {
+        if self.broken(Fault::KeepsRoutes) {
+            return;
+        }
+        let Some(peer) = self.peers.get(&incarnation) else { return };
+        for no in &peer.sites {
+            let known = self.sites.get_mut(no).and_then(|site| site.known.as_mut());
+            for way in known.into_iter().flat_map(|known| &mut known.ways) {
+                if let Way::Route(course, _) = way {
+                    *way = Way::Course(std::sync::Arc::clone(course));
+                }
+            }
+        }
+    }
+}
