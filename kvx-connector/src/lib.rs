@@ -4,9 +4,12 @@
 use kvx_core::registry::{self, Registration};
 use kvx_core::{Error, Result};
 
+mod form;
 pub mod integrity;
 pub mod protocol;
+pub mod scheduler;
 mod select;
+pub mod ticket;
 
 pub use select::{Choice, Considered, Policy, Reason, Verdict, choose, offers, open};
 
