@@ -4,6 +4,7 @@
 use kvx_core::registry::{self, Registration};
 use kvx_core::{Error, Result};
 
+pub mod control;
 mod form;
 pub mod integrity;
 pub mod protocol;

@@ -1,0 +1,652 @@
+//! One session between two engines, without a socket: bytes in, bytes out.
+//!
+//! ```text
+//! dials                                     is dialled
+//!   preamble, Noise 1  ──────────────────▶    Knocked: has the key, or a recording of somebody who had
+//!                      ◀──────────────────  Noise 2, hello
+//!   hello              ──────────────────▶    Up: nobody but the holder of the key can have sent this
+//!   Up                 ◀─────────────────▶    messages, pings
+//! ```
+//!
+//! | state | is entered | what it takes | what holds in it |
+//! |---|---|---|---|
+//! | `Preamble` | dialled | 12 bytes | nothing is known; at most 62 bytes are kept |
+//! | `First` | preamble read | one record of 48 bytes | as before |
+//! | `Knocked` | the record opens with a key of this side | nothing | no key was computed yet: the caller chooses when to [`answer`](Session::answer) |
+//! | `Second` | dials | one record of 48 bytes | as `Preamble` |
+//! | `Hello` | keys agreed | one record: the hello | the one who dialled knows that the other has the key; the dialled one does once a record opens |
+//! | `Up` | hello read, all agreed | messages, pings, bye | both have proven the key in this very session |
+//! | `Over` | after any fault, or a bye | nothing | |
+//!
+//! A record opens in its place only: the key of another session, another order, a second time, a changed bit, each gives the
+//! same fault, and ends the session. Which keys encrypt changes every [`REKEY_EVERY`] records in each direction.
+
+use std::sync::Arc;
+
+use kvx_core::card::{Address, EngineName};
+use kvx_core::{Error, ErrorKind, Result, Retry};
+use snow::{HandshakeState, TransportState};
+
+use super::record::{LENGTH_BYTES, MAX_BYTES, MAX_PAYLOAD_BYTES, TAG_BYTES, Tag};
+use super::{Agreed, Leave, RemoteIdentity, Security, Versions, hello, record};
+
+mod cipher;
+mod preamble;
+#[cfg(test)]
+mod tests;
+
+use cipher::{Cipher, NOISE_BYTES, broken, noise};
+use preamble::{PREAMBLE_BYTES, begins_well};
+
+/// After so many records in one direction, that direction's key is replaced by one that does not give the old one away.
+pub const REKEY_EVERY: u64 = 1 << 16;
+/// After so many records in one direction the session ends. Noise counts to 2^64, and must not begin again.
+const MAX_RECORDS: u64 = 1 << 60;
+
+/// What all sessions of one side have in common.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// Who this side is.
+    pub identity: RemoteIdentity,
+    /// What it speaks.
+    pub versions: Versions,
+    /// Its keys, or that it has none.
+    pub security: Security,
+    /// Most bytes of a message that it takes or sends.
+    pub max_message_bytes: usize,
+}
+
+/// What came out of the bytes that were given to [`Session::receive`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SessionEvent {
+    /// Somebody who has the key, or has recorded somebody who had: [`answer`](Session::answer) when there is time for it.
+    Knocked,
+    /// Both have proven the key, and speak a common version.
+    Up {
+        /// Who the other side is.
+        remote: RemoteIdentity,
+        /// What both speak.
+        agreed: Agreed,
+    },
+    /// A message, whole.
+    Message(Vec<u8>),
+    /// The answer to [`ping`](Session::ping).
+    Pong(u64),
+}
+
+/// Why a session is over, for whoever counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// What came first is no preamble of this protocol, or one for other security than this side's.
+    NotOurs,
+    /// The other side has no key of this side.
+    WrongKey,
+    /// Something wrong from a peer that has the key (or where there is none).
+    BadFrame,
+    /// The two do not fit: versions, features, another engine than expected.
+    Refused,
+    /// The other side said that it ends the session.
+    Left,
+    /// Something that is no fault of the other side.
+    Local,
+}
+
+/// A session is over. What is still in its [`output`](Session::output) tells the other side, if it may know.
+#[derive(Debug)]
+pub struct Fault {
+    /// For whoever counts.
+    pub kind: FaultKind,
+    /// For people.
+    pub error: Error,
+}
+
+impl Fault {
+    fn bad(why: impl Into<String>) -> Self {
+        Self {
+            kind: FaultKind::BadFrame,
+            error: Error::peer("control", why.into()).with_retry(Retry::Reconnect),
+        }
+    }
+
+    fn local(error: Error) -> Self {
+        Self { kind: FaultKind::Local, error }
+    }
+}
+
+/// One session, without a socket. See the [module's documentation](self).
+#[derive(Debug)]
+pub struct Session {
+    local: Arc<Local>,
+    /// Whom the one who dialled wants.
+    expected: Option<(EngineName, Address)>,
+    dials: bool,
+    state: State,
+    /// The beginning of a record.
+    input: Vec<u8>,
+    /// The beginning of a message.
+    message: Vec<u8>,
+    output: Vec<u8>,
+    taken: usize,
+    rekey_every: u64,
+    max_records: u64,
+    old_key: bool,
+}
+
+enum State {
+    Preamble,
+    First([u8; PREAMBLE_BYTES]),
+    Knocked(Box<HandshakeState>),
+    Second(Box<HandshakeState>),
+    Hello(Cipher),
+    Up(Cipher),
+    Over,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Preamble => "Preamble",
+            Self::First(_) => "First",
+            Self::Knocked(_) => "Knocked",
+            Self::Second(_) => "Second",
+            Self::Hello(_) => "Hello",
+            Self::Up(_) => "Up",
+            Self::Over => "Over",
+        })
+    }
+}
+
+impl Session {
+    /// This side dials. Its first words are in [`output`](Self::output).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Resources`]: the operating system gives no random bytes.
+    pub fn dial(local: &Arc<Local>, expected: Option<(EngineName, Address)>) -> Result<Self> {
+        let mut session = Self::new(local, true);
+        session.expected = expected;
+        let preamble = preamble::write(&local.security);
+        session.output.extend_from_slice(&preamble);
+        match local.security.keys() {
+            [] => session.greet(None)?,
+            [key, ..] => {
+                let mut noise = noise(key, &preamble)?.build_initiator().map_err(broken)?;
+                session.write_noise(&mut noise)?;
+                session.state = State::Second(Box::new(noise));
+            }
+        }
+        Ok(session)
+    }
+
+    /// This side is dialled.
+    #[must_use]
+    pub fn accept(local: &Arc<Local>) -> Self {
+        Self::new(local, false)
+    }
+
+    fn new(local: &Arc<Local>, dials: bool) -> Self {
+        Self {
+            local: Arc::clone(local),
+            expected: None,
+            dials,
+            state: State::Preamble,
+            input: Vec::new(),
+            message: Vec::new(),
+            output: Vec::new(),
+            taken: 0,
+            rekey_every: REKEY_EVERY,
+            max_records: MAX_RECORDS,
+            old_key: false,
+        }
+    }
+
+    /// Takes bytes of the stream, however it was cut. What comes of them is appended to `events`, also where a fault follows.
+    ///
+    /// # Errors
+    ///
+    /// The session is over. Nothing that is given to it later is looked at.
+    pub fn receive(
+        &mut self,
+        mut bytes: &[u8],
+        events: &mut Vec<SessionEvent>,
+    ) -> Result<(), Fault> {
+        let mut held = std::mem::take(&mut self.input);
+        if !held.is_empty() {
+            // Completes one item; the rest is taken from where it lies.
+            let wanted = self.wanted(&held);
+            if wanted <= LENGTH_BYTES + NOISE_BYTES {
+                // A stranger is given no more than he fills.
+                held.reserve_exact(LENGTH_BYTES + NOISE_BYTES - held.len());
+            }
+            let (more, rest) = bytes.split_at(wanted.saturating_sub(held.len()).min(bytes.len()));
+            held.extend_from_slice(more);
+            bytes = rest;
+            if held.len() < self.wanted(&held) {
+                // The length is known only now.
+                let (more, rest) =
+                    bytes.split_at((self.wanted(&held) - held.len()).min(bytes.len()));
+                held.extend_from_slice(more);
+                bytes = rest;
+            }
+            if held.len() < self.wanted(&held) {
+                self.input = held;
+                return self.check_input();
+            }
+            self.step_or_end(&held, events)?;
+        }
+        loop {
+            if matches!(self.state, State::Over) {
+                return Ok(());
+            }
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            if matches!(self.state, State::Knocked(_)) {
+                return Err(self.end(Fault {
+                    kind: FaultKind::WrongKey,
+                    error: Error::peer("control", "it goes on before it was answered"),
+                }));
+            }
+            let wanted = self.wanted(bytes);
+            let Some((item, rest)) = bytes.split_at_checked(wanted) else {
+                self.input = bytes.to_vec();
+                return self.check_input();
+            };
+            self.step_or_end(item, events)?;
+            bytes = rest;
+        }
+    }
+
+    /// Refuses what is incomplete as soon as it is known to be wrong, so that nobody waits for the rest or keeps it.
+    fn check_input(&mut self) -> Result<(), Fault> {
+        let held = std::mem::take(&mut self.input);
+        let result = match &self.state {
+            State::Preamble => begins_well(&held).map(|_| ()),
+            _ => match held.first_chunk::<LENGTH_BYTES>() {
+                None => Ok(()),
+                Some(length) => self.check_length(u16::from_le_bytes(*length).into()),
+            },
+        };
+        self.input = held;
+        result.map_err(|fault| self.end(fault))
+    }
+
+    /// How many bytes the next item has, as far as its beginning tells.
+    fn wanted(&self, begins: &[u8]) -> usize {
+        match self.state {
+            State::Preamble => PREAMBLE_BYTES,
+            _ => match begins.first_chunk::<LENGTH_BYTES>() {
+                Some(length) => LENGTH_BYTES + usize::from(u16::from_le_bytes(*length)),
+                None => LENGTH_BYTES,
+            },
+        }
+    }
+
+    fn check_length(&self, bytes: usize) -> Result<(), Fault> {
+        match &self.state {
+            State::First(_) | State::Second(_) if bytes != NOISE_BYTES => {
+                Err(wrong_key(self.dials))
+            }
+            State::Hello(cipher) => {
+                let tag = if cipher.noise.is_some() { TAG_BYTES } else { 0 };
+                if bytes > hello::MAX_BYTES + 1 + tag {
+                    return Err(Fault::bad(format!("a hello of {bytes} bytes")));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn step_or_end(&mut self, item: &[u8], events: &mut Vec<SessionEvent>) -> Result<(), Fault> {
+        self.step(item, events).map_err(|fault| self.end(fault))
+    }
+
+    /// One item: the preamble, or a record with its length.
+    fn step(&mut self, item: &[u8], events: &mut Vec<SessionEvent>) -> Result<(), Fault> {
+        if let State::Preamble = self.state {
+            return self.take_preamble(item);
+        }
+        let record = item.get(LENGTH_BYTES..).unwrap_or_default();
+        self.check_length(record.len())?;
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::First(preamble) => self.take_first(&preamble, record, events),
+            State::Second(mut noise) => {
+                noise.read_message(record, &mut []).map_err(|_| wrong_key(true))?;
+                let transport =
+                    noise.into_transport_mode().map_err(broken).map_err(Fault::local)?;
+                self.greet(Some(transport)).map_err(Fault::local)
+            }
+            State::Hello(mut cipher) => {
+                let opened = match cipher.open(record) {
+                    // Whoever was dialled learns only now whether this is more than a recording.
+                    Err(fault) if !self.dials && cipher.noise.is_some() => {
+                        return Err(Fault { kind: FaultKind::WrongKey, ..fault });
+                    }
+                    opened => opened,
+                };
+                // Proven: from here on the other side may be told.
+                self.state = State::Up(cipher);
+                let (tag, content) = opened?;
+                if tag == Tag::Bye {
+                    return Err(left(&content));
+                }
+                if tag != Tag::Hello {
+                    return Err(Fault::bad("the first record is no hello"));
+                }
+                let (agreed, hello) = hello::read(&self.local.versions, &content)
+                    .map_err(|error| Fault { kind: FaultKind::Refused, error })?;
+                self.check_engine(&hello.identity)?;
+                events.push(SessionEvent::Up { remote: hello.identity, agreed });
+                Ok(())
+            }
+            State::Up(mut cipher) => {
+                let opened = cipher.open(record);
+                self.state = State::Up(cipher);
+                let (tag, content) = opened?;
+                self.take_content(tag, content, events)
+            }
+            state @ (State::Preamble | State::Knocked(_) | State::Over) => {
+                self.state = state;
+                Ok(())
+            }
+        }
+    }
+
+    fn take_preamble(&mut self, item: &[u8]) -> Result<(), Fault> {
+        let preamble = begins_well(item)?;
+        let mine = preamble::write(&self.local.security);
+        if preamble != mine {
+            let with = |keys: bool| if keys { "with a key" } else { "without a key" };
+            let (here, there) = (!self.local.security.keys().is_empty(), preamble[9] == 1);
+            let error = if here == there {
+                Error::peer("control", "a preamble that this side does not know")
+            } else {
+                Error::mismatch_between(
+                    "control",
+                    "security",
+                    ("this side", with(here)),
+                    ("the peer", with(there)),
+                )
+                .with_remedy("give both sides the same key")
+            };
+            return Err(Fault { kind: FaultKind::NotOurs, error });
+        }
+        if self.local.security.keys().is_empty() {
+            return self.greet(None).map_err(Fault::local);
+        }
+        self.state = State::First(preamble);
+        Ok(())
+    }
+
+    /// Looks for the key with which the first Noise message was made. That costs hashing, no curve.
+    fn take_first(
+        &mut self,
+        preamble: &[u8],
+        record: &[u8],
+        events: &mut Vec<SessionEvent>,
+    ) -> Result<(), Fault> {
+        let local = Arc::clone(&self.local);
+        for (number, key) in local.security.keys().iter().enumerate() {
+            let mut noise = noise(key, preamble)
+                .and_then(|builder| builder.build_responder().map_err(broken))
+                .map_err(Fault::local)?;
+            if noise.read_message(record, &mut []).is_ok() {
+                self.old_key = number > 0;
+                self.state = State::Knocked(Box::new(noise));
+                events.push(SessionEvent::Knocked);
+                return Ok(());
+            }
+        }
+        Err(wrong_key(false))
+    }
+
+    /// Answers who has [knocked](SessionEvent::Knocked): this is where the costly part of the handshake is done.
+    ///
+    /// # Errors
+    ///
+    /// The session is over.
+    pub fn answer(&mut self) -> Result<(), Fault> {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Knocked(mut noise) => {
+                // The other side's half may be a point of small order: not what an honest one sends.
+                self.write_noise(&mut noise)
+                    .map_err(|error| Fault { kind: FaultKind::WrongKey, error })?;
+                let transport =
+                    noise.into_transport_mode().map_err(broken).map_err(Fault::local)?;
+                self.greet(Some(transport)).map_err(Fault::local)
+            }
+            state => {
+                self.state = state;
+                Err(Fault::local(Error::misuse("control", "nobody has knocked")))
+            }
+        }
+    }
+
+    fn write_noise(&mut self, noise: &mut HandshakeState) -> Result<()> {
+        let mut message = [0; NOISE_BYTES];
+        let bytes = noise.write_message(&[], &mut message).map_err(broken)?;
+        let length = u16::try_from(bytes)
+            .map_err(|_| Error::new(ErrorKind::Internal, "control", "a record is too long"))?;
+        self.output.extend_from_slice(&length.to_le_bytes());
+        self.output.extend_from_slice(&message[..bytes]);
+        Ok(())
+    }
+
+    /// The keys are there: says hello.
+    fn greet(&mut self, noise: Option<TransportState>) -> Result<()> {
+        let mut cipher = Cipher {
+            noise: noise.map(Box::new),
+            sent: 0,
+            received: 0,
+            rekey_every: self.rekey_every,
+            max_records: self.max_records,
+        };
+        let hello = hello::write(&self.local.versions, &self.local.identity)?;
+        cipher.seal(Tag::Hello, &hello, &mut self.output)?;
+        self.state = State::Hello(cipher);
+        Ok(())
+    }
+
+    fn check_engine(&self, found: &RemoteIdentity) -> Result<(), Fault> {
+        match &self.expected {
+            Some((wanted, address)) if *wanted != found.engine => Err(Fault {
+                kind: FaultKind::Refused,
+                error: Error::mismatch_between(
+                    "control",
+                    "engine",
+                    ("the request", wanted),
+                    ("the engine that answers", &found.engine),
+                )
+                .with_kind(ErrorKind::Peer)
+                .with_context("address", address)
+                .with_remedy("check the address that the engine publishes"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_content(
+        &mut self,
+        tag: Tag,
+        content: Vec<u8>,
+        events: &mut Vec<SessionEvent>,
+    ) -> Result<(), Fault> {
+        match tag {
+            Tag::Part | Tag::Message => {
+                let bytes = self.message.len() + content.len();
+                if bytes > self.local.max_message_bytes {
+                    return Err(Fault::bad(format!(
+                        "a message of over {bytes} bytes; the limit is {}",
+                        self.local.max_message_bytes
+                    )));
+                }
+                if tag == Tag::Part {
+                    // Else one could send parts for ever without ever reaching a limit.
+                    if content.len() != MAX_PAYLOAD_BYTES {
+                        return Err(Fault::bad(format!("a part of {} bytes", content.len())));
+                    }
+                    self.message.extend_from_slice(&content);
+                } else if self.message.is_empty() {
+                    events.push(SessionEvent::Message(content));
+                } else {
+                    let mut message = std::mem::take(&mut self.message);
+                    message.extend_from_slice(&content);
+                    events.push(SessionEvent::Message(message));
+                }
+                Ok(())
+            }
+            Tag::Ping if content.len() == 8 => self.seal(Tag::Pong, &content).map_err(Fault::local),
+            Tag::Pong => match content.as_slice().try_into() {
+                Ok(token) => {
+                    events.push(SessionEvent::Pong(u64::from_le_bytes(token)));
+                    Ok(())
+                }
+                Err(_) => Err(Fault::bad(format!("a pong of {} bytes", content.len()))),
+            },
+            Tag::Ping => Err(Fault::bad(format!("a ping of {} bytes", content.len()))),
+            Tag::Bye => Err(left(&content)),
+            Tag::Hello => Err(Fault::bad("a second hello")),
+        }
+    }
+
+    fn seal(&mut self, tag: Tag, payload: &[u8]) -> Result<()> {
+        match &mut self.state {
+            State::Up(cipher) => cipher.seal(tag, payload, &mut self.output),
+            _ => Err(Error::misuse("control", "the session is not up")),
+        }
+    }
+
+    /// Puts a message into the output.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`]: the session is not up, or the message is too long. [`ErrorKind::Closed`]: the session has
+    /// carried all that it may.
+    pub fn send(&mut self, message: &[u8]) -> Result<()> {
+        if message.len() > self.local.max_message_bytes {
+            return Err(too_long(message.len(), self.local.max_message_bytes));
+        }
+        let mut rest = message;
+        while let Some((part, others)) = rest.split_at_checked(MAX_PAYLOAD_BYTES)
+            && !others.is_empty()
+        {
+            self.seal(Tag::Part, part)?;
+            rest = others;
+        }
+        self.seal(Tag::Message, rest)
+    }
+
+    /// Puts a ping into the output; [`SessionEvent::Pong`] with this number is its answer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`send`](Self::send).
+    pub fn ping(&mut self, token: u64) -> Result<()> {
+        self.seal(Tag::Ping, &token.to_le_bytes())
+    }
+
+    /// Ends the session, and puts the reason into the output where the other side may know it.
+    pub fn leave(&mut self, leave: Leave, reason: &str) {
+        let mut state = std::mem::replace(&mut self.state, State::Over);
+        self.input = Vec::new();
+        self.message = Vec::new();
+        // Whoever was dialled tells nothing to one who may have recorded all he said. To the one who dialled, the second
+        // Noise message was proof.
+        let proven = match &state {
+            State::Up(_) => true,
+            State::Hello(cipher) => self.dials || cipher.noise.is_none(),
+            _ => false,
+        };
+        if let State::Hello(cipher) | State::Up(cipher) = &mut state
+            && proven
+            && let Ok(bye) = record::write_bye(leave, reason)
+        {
+            // Where that fails, the session ends without a word.
+            let _ = cipher.seal(Tag::Bye, &bye, &mut self.output);
+        }
+    }
+
+    fn end(&mut self, fault: Fault) -> Fault {
+        match fault.kind {
+            FaultKind::BadFrame => self.leave(Leave::BadFrame, fault.error.message()),
+            FaultKind::Refused => {
+                let reason = fault.error.to_string();
+                self.leave(Leave::Refused, reason.strip_prefix("control: ").unwrap_or(&reason));
+            }
+            FaultKind::Local => self.leave(Leave::Closed, fault.error.message()),
+            FaultKind::Left | FaultKind::NotOurs | FaultKind::WrongKey => {
+                self.state = State::Over;
+                self.input = Vec::new();
+                self.message = Vec::new();
+            }
+        }
+        fault
+    }
+
+    /// Bytes for the other side, the oldest first.
+    #[must_use]
+    pub fn output(&self) -> &[u8] {
+        &self.output[self.taken..]
+    }
+
+    /// So many bytes of the [`output`](Self::output) are on their way.
+    pub fn sent(&mut self, bytes: usize) {
+        self.taken = (self.taken + bytes).min(self.output.len());
+        if self.taken == self.output.len() {
+            self.taken = 0;
+            self.output.clear();
+            // What one large message needed is not kept for ever.
+            self.output.shrink_to(MAX_BYTES / 16);
+        }
+    }
+
+    /// Whether messages can be sent.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
+    }
+
+    /// Whether it is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
+    }
+
+    /// Whether the other side used a key that this side only still accepts.
+    #[must_use]
+    pub fn used_old_key(&self) -> bool {
+        self.old_key
+    }
+
+    /// Bytes that it keeps, for tests of how much a stranger can make it keep.
+    #[cfg(test)]
+    fn kept(&self) -> usize {
+        self.input.capacity() + self.message.capacity() + self.output.capacity()
+    }
+}
+
+pub(super) fn too_long(bytes: usize, limit: usize) -> Error {
+    Error::misuse("control", "the message is too long")
+        .with_context("bytes", bytes)
+        .with_context("limit", limit)
+}
+
+fn left(bytes: &[u8]) -> Fault {
+    match record::read_bye(bytes) {
+        Ok(error) => Fault { kind: FaultKind::Left, error },
+        Err(error) => Fault { kind: FaultKind::BadFrame, error },
+    }
+}
+
+fn wrong_key(dials: bool) -> Fault {
+    let error = Error::peer("control", "the peer does not have this side's key");
+    let remedy = if dials {
+        "give both sides the same key, and check that the address is a kvx control channel"
+    } else {
+        "give both sides the same key"
+    };
+    Fault { kind: FaultKind::WrongKey, error: error.with_remedy(remedy) }
+}
