@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p kvx-benches --bench ucx -- OPTIONS...`, where each OPTIONS is as for the backend (`tls=tcp`); none given, those
 //! of `SETUPS`. Both sides are in this process, and poll without pause. A ratio is the median over rounds of the loop's time by
-//! the backend's.
+//! the backend's. `--rounds=N`: so many.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 fn main() {}

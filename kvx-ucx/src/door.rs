@@ -96,3 +96,49 @@ impl Door {
         self.open && self.prompt
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+    use super::*;
+
+    #[test]
+    fn it_opens_for_what_is_rare_or_useful_and_shuts_for_what_is_neither() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        // Of the worker there is always something to be had.
+        let worker = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+        let mut door = Door::new(set.try_clone().unwrap());
+        let is_open = || {
+            let mut ready = [PollFd::new(&set, PollFlags::IN)];
+            poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        };
+        let some = Some(worker.as_fd());
+        let busy = door.busy;
+        door.worked(some, false, busy);
+        assert!(!is_open());
+        door.worked(some, false, busy + PAUSE);
+        assert!(is_open());
+        for _ in 0..FUTILE {
+            assert!(is_open());
+            door.polled(some, true, false);
+        }
+        assert!(!is_open());
+        let busy = door.busy;
+        for _ in 0..USEFUL / 2 {
+            assert!(!is_open());
+            door.worked(some, true, busy);
+        }
+        assert!(is_open());
+        for _ in 0..2 * FUTILE {
+            // Nothing to be done, or something of use.
+            door.polled(some, false, false);
+            door.polled(some, true, true);
+        }
+        assert!(is_open());
+        door.shut(some);
+        assert!(!is_open());
+    }
+}
