@@ -93,9 +93,11 @@ mod serve;
 mod sessions;
 mod site;
 mod status;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod want;
 
 pub use config::{Choosing, Chosen, Limits, Local, LocalRank, Setup};
 pub use io::{
@@ -111,8 +113,9 @@ use fault::Fault;
 use links::Ending;
 use peer::{Attempt, Peer};
 use sessions::Session;
-use site::{Fetch, Site, SiteKey, SiteNo, Waiting};
+use site::{Fetch, Site, SiteKey, SiteNo};
 use timers::{Chance, Queue, Timers};
+use want::Waiting;
 
 /// The machine. See the [module documentation](self).
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! Known failures of connectors, as far as they are of this layer, each with the right result.
 
+use std::sync::Arc;
+
 use kvx_core::ErrorKind;
 use kvx_core::card::EngineName;
 use kvx_core::facts::Facts;
@@ -15,19 +17,19 @@ impl World {
         &self,
         process: usize,
         id: WantId,
-    ) -> Option<Result<std::sync::Arc<Route>, std::sync::Arc<kvx_core::Error>>> {
+    ) -> Option<Result<Arc<Route>, Arc<kvx_core::Error>>> {
         self.processes[process].said.iter().find_map(|(_, said)| match said {
-            Said::Ready(ready, route) if *ready == id => Some(Ok(route.clone())),
-            Said::Failed(failed, error) if *failed == id => Some(Err(error.clone())),
+            Said::Ready(ready, route) if *ready == id => Some(Ok(Arc::clone(route))),
+            Said::Failed(failed, error) if *failed == id => Some(Err(Arc::clone(error))),
             _ => None,
         })
     }
 
-    pub(super) fn ready(&self, process: usize, id: WantId) -> std::sync::Arc<Route> {
+    pub(super) fn ready(&self, process: usize, id: WantId) -> Arc<Route> {
         self.outcome(process, id).expect("it has ended").unwrap_or_else(|error| panic!("{error}"))
     }
 
-    pub(super) fn refused(&self, process: usize, id: WantId) -> std::sync::Arc<kvx_core::Error> {
+    pub(super) fn refused(&self, process: usize, id: WantId) -> Arc<kvx_core::Error> {
         self.outcome(process, id).expect("it has ended").expect_err("it was refused")
     }
 

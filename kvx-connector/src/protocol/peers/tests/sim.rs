@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::engines::Plan;
@@ -227,7 +228,7 @@ impl Sim {
         for (rank, id, to) in wanted {
             let said = &self.world.processes[rank].said;
             let route = said.iter().find_map(|(_, said)| match said {
-                Said::Ready(ready, route) if *ready == id => Some(route.clone()),
+                Said::Ready(ready, route) if *ready == id => Some(Arc::clone(route)),
                 Said::Failed(failed, error) if *failed == id => {
                     panic!("{} was not met: {error}", to.plan.name)
                 }
