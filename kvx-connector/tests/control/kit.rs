@@ -151,3 +151,12 @@ pub(crate) fn memory() -> u64 {
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
+
+/// What another thread counts is seen a little later.
+pub(crate) fn until(control: &Control, what: &str, holds: impl Fn(&Control) -> bool) {
+    let begun = Instant::now();
+    while !holds(control) {
+        assert!(begun.elapsed() < SOON, "{what}: {:?}", control.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -18,7 +18,7 @@ use kvx_connector::control::{ControlEvent, Security, Sent};
 use kvx_core::ErrorKind;
 use kvx_core::card::{FeatureSet, SchemaRange};
 
-use kit::{Side, config, key, start};
+use kit::{Side, config, key, start, until};
 
 #[test]
 fn messages_go_both_ways_in_order() {
@@ -97,7 +97,7 @@ fn both_sides_are_told_of_versions_that_do_not_meet_and_others_are_served() {
         assert_eq!(mismatch.field, field);
         assert!(why.to_string().contains(&address.to_string()), "{why}");
     }
-    assert_eq!(prefill.control.stats().refused, 2);
+    until(&prefill.control, "counted", |it| it.stats().refused == 2);
     prefill.joined(&mut start("decode", key()));
 }
 

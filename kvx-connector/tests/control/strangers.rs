@@ -8,7 +8,7 @@ use kvx_connector::control::{Control, Key, Security};
 use kvx_core::card::Address;
 use kvx_core::{ErrorKind, Retry};
 
-use crate::kit::{SOON, Side, config, key, memory, start};
+use crate::kit::{SOON, Side, config, key, memory, start, until};
 
 /// A stranger that sends this. What he hears until he is hung up on.
 fn stranger(address: &Address, sends: &[u8]) -> Vec<u8> {
@@ -25,14 +25,6 @@ fn stranger(address: &Address, sends: &[u8]) -> Vec<u8> {
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return heard,
             Err(error) => panic!("{error}"),
         }
-    }
-}
-
-fn until(control: &Control, what: &str, holds: impl Fn(&Control) -> bool) {
-    let begun = Instant::now();
-    while !holds(control) {
-        assert!(begun.elapsed() < SOON, "{what}: {:?}", control.stats());
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
