@@ -27,6 +27,9 @@ pub(crate) struct Cli {
 /// The command with which the program starts itself.
 pub(crate) const ENGINE_COMMAND: &str = "engine-process";
 
+/// The command with which the program guards another one.
+pub(crate) const GUARD_COMMAND: &str = "guard-process";
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -39,8 +42,25 @@ pub(crate) enum Command {
     /// An engine for another kvx process
     #[command(name = ENGINE_COMMAND, hide = true)]
     Engine,
+    /// Ends a group of processes once the one that started it is gone
+    #[command(name = GUARD_COMMAND, hide = true)]
+    Guard {
+        /// The group.
+        group: u32,
+    },
     /// List backends: which can be used here, what the others lack, and what each can do
-    Backends,
+    Backends(BackendsArgs),
+}
+
+/// Options of `kvx backends`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BackendsArgs {
+    /// Only this one, with its options
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// List each one's options, too
+    #[arg(long)]
+    pub(crate) options: bool,
 }
 
 /// A model and two shapes of engine.
@@ -201,7 +221,7 @@ pub(crate) enum Order {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
     /// Backend to measure, with its options [default: the best there is]
-    #[arg(long, value_name = "NAME[,OPTION=VALUE]")]
+    #[arg(long, value_name = "NAME[,OPTION=VALUE]", long_help = help::MEASURED)]
     pub(crate) backend: Option<String>,
     /// Who starts transfers: the consumer reads, or the producer writes
     #[arg(long, value_enum, default_value_t = ModeArg::Read)]
@@ -241,6 +261,9 @@ pub(crate) struct BenchArgs {
     /// Another program to compare with, round by round: it is given a line per round, and prints its GB/s
     #[arg(long, value_name = "COMMAND", long_help = help::PEER_COMMAND)]
     pub(crate) peer_command: Option<String>,
+    /// Most seconds that a turn of --peer-command may take: the first includes its start
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) peer_seconds: u64,
 }
 
 /// Whose memory is moved.

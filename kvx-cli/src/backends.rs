@@ -8,7 +8,9 @@ use kvx_core::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::args::BackendsArgs;
 use crate::failure::{self, Failure};
+use crate::options::{self, BackendOption};
 use crate::output::{self, Output};
 use crate::size;
 
@@ -22,17 +24,32 @@ struct Entry {
     /// Whether it can be used, and what was found; or why not, and what to install.
     #[serde(flatten)]
     probe: Probe,
+    /// Its options, where they were asked for and are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    options: Option<Vec<BackendOption>>,
 }
 
 /// Runs `kvx backends`.
-pub(crate) fn run(out: &mut Output) -> Result<(), Failure> {
-    let entries: Vec<Entry> = kvx_connector::backends()?
+pub(crate) fn run(args: &BackendsArgs, out: &mut Output) -> Result<(), Failure> {
+    let all = kvx_connector::backends()?;
+    if let Some(name) = &args.name
+        && !all.iter().any(|registration| registration.name == name)
+    {
+        let names: Vec<&str> = all.iter().map(|registration| registration.name).collect();
+        return Err(Error::config("backends", format!("no backend {name} is built in"))
+            .with_remedy(format!("name one of {}", names.join(", ")))
+            .into());
+    }
+    let is_meant = |name: &str| args.name.as_ref().is_none_or(|wanted| wanted == name);
+    let entries: Vec<Entry> = all
         .into_iter()
+        .filter(|registration| is_meant(registration.name))
         .map(|registration| Entry {
             name: registration.name,
             about: registration.about,
             rank: registration.rank,
             probe: (registration.probe)(&BackendConfig::new()),
+            options: (args.options || args.name.is_some()).then(|| options::of(registration)),
         })
         .collect();
     let choice = Policy::from_env().and_then(|policy| choose(&policy, None));
@@ -53,7 +70,7 @@ fn print(
     if entries.is_empty() {
         out.line("no backend is built in; build with the feature of one, for example mock")?;
     } else {
-        let mut table = output::table(&["backend", "state", "what was found"], 3);
+        let mut table = output::wrapped(&["backend", "state", "what was found"]);
         for entry in entries {
             let (state, found) = match &entry.probe {
                 Probe::Available { detail, .. } => ("available", detail.clone()),
@@ -76,6 +93,18 @@ fn print(
                 out.line(format!("  {line}"))?;
             }
         }
+        if let Some(options) = &entry.options {
+            let mut table = output::wrapped(&["option", "default", "what it does"]);
+            for option in options {
+                table.add_row([&*option.name, option.default, option.about]);
+            }
+            out.line("")?;
+            out.table(&table)?;
+        }
+    }
+    if entries.iter().any(|entry| entry.options.is_none()) {
+        out.line("")?;
+        out.line("kvx backends NAME, or --options: the options of one, or of all")?;
     }
     out.line("")?;
     match choice {

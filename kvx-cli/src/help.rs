@@ -38,17 +38,24 @@ Any of these, as key=value, separated by commas:
 pub(crate) const BACKEND: &str = "\
 Backend to use, with its options, for example mock,preset=efa [default: the best there is]
 
-kvx backends lists those that are built in. Options of the mock:
-  preset=rc|efa|ucx-tcp  which fabric it behaves like
-  preset=loopback        none of them: it copies at once
-  seed=N                 seed of the order in which it does things [default: --seed]";
+kvx backends lists those that are built in, kvx backends NAME the options of one, with their units and defaults. For example:
+  shm,copy_threads=2     two threads copy
+  ucx,require=rc_*       data goes over RC, or not at all
+  mock,preset=efa        behaves like EFA (or rc, ucx-tcp); preset=loopback copies at once";
+
+/// What `--backend` of `kvx bench` takes.
+pub(crate) const MEASURED: &str = "\
+Backend to measure, with its options, for example shm,copy_threads=2 [default: the best there is]
+
+kvx backends lists those that are built in, kvx backends NAME the options of one, with their units and defaults";
 
 /// What `--peer-command` runs.
 pub(crate) const PEER_COMMAND: &str = "\
 Another program to compare with, round by round
 
 It is started once, by the shell. In each round it is sent a line on standard input, does the same work once, and prints a line
-with its rate in GB/s (10^9 bytes per second). Between its turns it is stopped, so that its threads disturb nobody.";
+with its rate in GB/s (10^9 bytes per second). Between its turns it is stopped, so that its threads disturb nobody. A turn that
+takes longer than --peer-seconds is an error.";
 
 fn lines(names: &[&str], indent: &str) -> String {
     let lines: Vec<String> =

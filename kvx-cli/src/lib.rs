@@ -11,6 +11,7 @@ mod failure;
 mod help;
 mod memory;
 mod model;
+mod options;
 mod output;
 mod pairs;
 mod picture;
@@ -46,9 +47,12 @@ pub fn main() -> ExitCode {
 fn run(cli: &Cli) -> u8 {
     let mut out = Output::new(cli.json);
     let done = match &cli.command {
-        Command::Backends => backends::run(&mut out).map(|()| failure::OK),
+        Command::Backends(args) => backends::run(args, &mut out).map(|()| failure::OK),
         Command::Demo(args) => demo::run(args, &mut out),
         Command::Bench(args) => bench::run(args, &mut out),
+        Command::Guard { group } => {
+            bench::guard(*group).map(|()| failure::OK).map_err(Failure::from)
+        }
         Command::Engine => remote::serve().map(|()| failure::OK).map_err(Failure::from),
         Command::Plan(args) => plan::run(args, &mut out).map(|()| failure::OK),
     };
@@ -60,13 +64,18 @@ fn run(cli: &Cli) -> u8 {
             let _unread = out.document(&failure::document(&error));
             failure::exit_code(&error)
         }
-        // Whoever read the output has seen enough.
-        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => failure::OK,
-        Err(Failure::Output(error)) => {
-            output::note(format!("error: standard output cannot be written: {error}"));
-            failure::FAILED
-        }
+        Err(Failure::Output(error)) => output_failed(error),
     }
+}
+
+/// Says that standard output cannot be written; gives the exit code.
+fn output_failed(error: io::Error) -> u8 {
+    // Whoever read the output has seen enough.
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return failure::OK;
+    }
+    output::note(format!("error: standard output cannot be written: {error}"));
+    failure::FAILED
 }
 
 /// A range as people write it, not as a program does: `1 to 256`.
@@ -83,8 +92,9 @@ fn in_words(what: &str) -> String {
 /// Prints what is wrong with the command line, or the help that was asked for.
 fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
     if !error.use_stderr() {
-        let _unread = write!(io::stdout(), "{error}");
-        return failure::OK;
+        let mut out = io::stdout().lock();
+        let written = write!(out, "{error}").and_then(|()| out.flush());
+        return written.map_or_else(output_failed, |()| failure::OK);
     }
     let text = error.to_string();
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {

@@ -1,8 +1,10 @@
 //! What the program prints: text for people, or one JSON document.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use kvx_core::{Error, Result};
 use serde::Serialize;
 
 /// Where a command's result goes. Standard output holds nothing else.
@@ -58,6 +60,13 @@ impl Output {
     }
 }
 
+/// Columns of text where nobody says how many there are.
+const WIDTH: u16 = 100;
+/// Fewer are of no use.
+const LEAST_WIDTH: u16 = 40;
+/// More are not read.
+const MOST_WIDTH: u16 = 140;
+
 /// A rule under the column heads, and no other.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new(' ', '─', ' ', ' '));
 
@@ -70,6 +79,35 @@ pub(crate) fn table(heads: &[&str], numbers: usize) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// As [`table`], of text that is wrapped to the width of the terminal, or to [`WIDTH`] where there is none.
+#[must_use]
+pub(crate) fn wrapped(heads: &[&str]) -> Table {
+    let mut table = table(heads, heads.len());
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    let width = terminal_width().unwrap_or(WIDTH);
+    table.set_width(width.clamp(LEAST_WIDTH, MOST_WIDTH));
+    table
+}
+
+/// Columns of standard output, where that is a terminal.
+fn terminal_width() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col)
+}
+
+/// Refuses `-`, which is standard output to many programs, and would be a file of that name.
+///
+/// # Errors
+///
+/// It is that.
+pub(crate) fn refuse_dash(option: &'static str, path: &Path) -> Result<()> {
+    if path.as_os_str() != "-" {
+        return Ok(());
+    }
+    Err(Error::config(option, "- is no file's name")
+        .with_remedy("name a file; ./- is one, and /dev/stdout is where the text goes, too"))
 }
 
 /// Prints a line for people to standard error. What cannot be printed there cannot be told to anyone.

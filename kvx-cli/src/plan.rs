@@ -133,6 +133,9 @@ pub(crate) struct Planned {
 ///
 /// Those of the model, the shapes and the plan; and when the result cannot be written.
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
+    if let Some(path) = &args.svg {
+        output::refuse_dash("--svg", path)?;
+    }
     let planned = Planned::new(args.engines.read()?, args.tokens, args.blocks)?;
     let mut report = planned.report(args.tokens)?;
     report.reason = picture::reason(&planned, &report)?;

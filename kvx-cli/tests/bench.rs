@@ -108,8 +108,20 @@ fn what_cannot_be_measured_is_refused() {
     assert!(!run.stderr.contains("named_by"), "{run:?}");
     let error = json("bench --backend mock", 3);
     assert!(error["error"]["message"].as_str().unwrap().contains("one process"), "{error}");
-    let error = json(&format!("{SMALL} --peer-command false"), 2);
+    // The command line is right; what it names fails.
+    let error = json(&format!("{SMALL} --peer-command false"), 1);
     assert!(error["error"]["message"].as_str().unwrap().contains("has ended"), "{error}");
+    let begun = Instant::now();
+    let error = json(&format!("{SMALL} --peer-seconds 1 --peer-command cat>/dev/null"), 1);
+    assert!(error["error"]["message"].as_str().unwrap().contains("nothing in its turn"), "{error}");
+    assert!(error["error"]["remedy"].as_str().unwrap().contains("--peer-seconds"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    // What the other engine says is wrong, and what to do about it, is said once.
+    let run = kvx("bench --backend shm,node=4000");
+    assert_eq!(run.code, 3, "{run:?}");
+    let remedy = run.stderr.rsplit("; ").next().unwrap().trim();
+    assert!(run.stderr.contains("the other engine") && remedy.len() > 10, "{run:?}");
+    assert_eq!(run.stderr.matches(remedy).count(), 1, "{run:?}");
     // Two hundred terabytes.
     let error = json("bench --tokens 16 --producer blocks=100000000", 3);
     assert!(error["error"]["message"].as_str().unwrap().contains("too little memory"), "{error}");
@@ -120,6 +132,11 @@ fn what_cannot_be_measured_is_refused() {
         assert!(begun.elapsed() < Duration::from_secs(10), "it was measured first");
         assert!(error["error"]["remedy"].as_str().unwrap().contains(remedy), "{error}");
     }
+    for command in ["bench --rounds 10000 --svg -", "plan --svg -"] {
+        let error = json(command, 2);
+        assert!(error["error"]["remedy"].as_str().unwrap().contains("name a file"), "{error}");
+    }
+    assert!(!Path::new("-").exists());
     json("bench --rounds 0", 2);
     json("bench --producer layout=sideways", 2);
 }

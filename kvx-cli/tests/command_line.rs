@@ -41,7 +41,7 @@ fn every_way_to_end_has_its_exit_code() {
     assert!(kvx("--help").stdout.contains("Exit codes:"));
     let help = kvx("demo --help").stdout;
     for words in
-        ["cross-layer-packed-hnd", "qwen3-next-80b-a3b", "preset=rc|efa|ucx-tcp", "an error also"]
+        ["cross-layer-packed-hnd", "qwen3-next-80b-a3b", "kvx backends NAME", "an error also"]
     {
         assert!(help.contains(words), "{words}: {help}");
     }
@@ -101,9 +101,57 @@ fn backends_are_listed_with_what_they_can_do() {
         "kvx demo uses the mock"
     };
     let run = kvx("backends");
-    for words in ["mock", "available", "read, write", "segment 2 GiB", demo_uses] {
+    for words in ["mock", "available", "read, write", "segment 2 GiB", demo_uses, "--options"] {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
     }
+    for line in run.stdout.lines().filter(|line| line.starts_with(' ')) {
+        assert!(line.chars().count() <= 110, "{line}");
+    }
+}
+
+#[test]
+fn the_options_of_backends_are_listed() {
+    let list = json("backends mock", 0);
+    assert_eq!(list["backends"].as_array().unwrap().len(), 1, "{list}");
+    let names = |list: &serde_json::Value| -> Vec<String> {
+        let options = list["backends"][0]["options"].as_array().unwrap().clone();
+        options.iter().map(|option| option["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&list), ["preset", "seed"]);
+    assert!(json("backends", 0)["backends"][0]["options"].is_null());
+    let all = kvx("backends --options").stdout;
+    for words in ["preset", "loopback", "default"] {
+        assert!(all.contains(words), "{words}: {all}");
+    }
+    if cfg!(feature = "shm") {
+        let shm = kvx("backends shm").stdout;
+        for words in ["copy_threads", "microseconds", "16777216", "huge_pages"] {
+            assert!(shm.contains(words), "{words}: {shm}");
+        }
+        assert!(!shm.contains("preset"), "{shm}");
+    }
+    let error = &json("backends carrier-pigeon", 2)["error"];
+    assert!(error["remedy"].as_str().unwrap().contains("mock"), "{error}");
+}
+
+/// What cannot be told must not look as if it had been.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_output_that_cannot_be_written_is_an_error() {
+    for arguments in ["plan", "plan --json", "--help", "backends", "plan --tokens x --json"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = crate::common::command(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // A wrong command line is one in any case.
+        let wrong = arguments.contains("tokens x");
+        assert_eq!(output.status.code(), Some(if wrong { 2 } else { 1 }), "{arguments}: {said}");
+        assert!(wrong || said.contains("standard output cannot be written"), "{said}");
+    }
+    // Whoever wants nothing to be printed gets that.
+    assert_eq!(kvx("plan").code, 0);
+    let mut silent = crate::common::command("plan");
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null").unwrap();
+    assert_eq!(silent.stdout(null).status().unwrap().code(), Some(0));
 }
 
 /// A reader that has seen enough is no error.

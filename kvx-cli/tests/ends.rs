@@ -140,3 +140,29 @@ fn a_process_that_goes_on_is_waited_for() {
     running.first.wait().unwrap();
     nothing_is_left(running.second, &running.sockets);
 }
+
+/// Its processes are stopped between their turns, so that nothing of them ends by itself.
+#[test]
+fn a_program_that_is_compared_with_goes_with_a_benchmark_that_is_killed() {
+    let place = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let place = place.join(format!("peer-{}", std::process::id()));
+    let _old = std::fs::remove_file(&place);
+    let script = format!(
+        "sleep 1000 & echo $$ $! > {0}.new; mv {0}.new {0}; while read turn; do echo 1; done",
+        place.display()
+    );
+    let mut bench = command("bench --backend shm --tokens 200 --rounds 10000 --small 5");
+    bench.args(["--peer-command", &script]).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut bench = bench.spawn().unwrap();
+    within(Duration::from_secs(20), "the program", || place.exists());
+    let numbers = std::fs::read_to_string(&place).unwrap();
+    let numbers: Vec<u32> = numbers.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    assert!(numbers.len() == 2 && numbers.iter().all(|process| is_alive(*process)), "{numbers:?}");
+    // Into the middle of its rounds.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(bench.try_wait().unwrap().is_none(), "the benchmark ended early");
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    within(Duration::from_secs(5), "its end", || !numbers.iter().any(|process| is_alive(*process)));
+    std::fs::remove_file(&place).unwrap();
+}

@@ -15,6 +15,8 @@ mod rig;
 mod small;
 mod stats;
 
+use std::time::Duration;
+
 use kvx_core::{Error, Result};
 
 use crate::args::{BenchArgs, RegionArg};
@@ -22,6 +24,8 @@ use crate::fabric::Fabric;
 use crate::failure::{self, Failure};
 use crate::output::Output;
 use limits::Limits;
+pub(crate) use peer::guard;
+
 use peer::Peer;
 use report::{Measured, Report};
 use rig::Rig;
@@ -49,7 +53,11 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
     out.line(format!("backend   {}, transport {}", fabric.about(), rig.transport()?))?;
     out.line(format!("request   {}", rig.about()))?;
     let mut limits = Limits::new(&rig)?;
-    let mut peer = args.peer_command.as_deref().map(Peer::start).transpose()?;
+    let mut peer = args
+        .peer_command
+        .as_deref()
+        .map(|command| Peer::start(command, Duration::from_secs(args.peer_seconds)))
+        .transpose()?;
 
     for round in 0..WARM_UP {
         rig.round()?;

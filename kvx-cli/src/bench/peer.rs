@@ -2,17 +2,21 @@
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvx_core::{Error, ErrorKind, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::remote::PATIENCE;
+use crate::args::GUARD_COMMAND;
+use crate::output;
 
 /// Most bytes of a line.
 const LINE: u64 = 4096;
+/// How long a program is waited for without a word.
+const SILENT: Duration = Duration::from_secs(5);
 /// What a program is told that does not do what is asked.
 const REMEDY: &str =
     "for each line of input print one positive number on a line of its own, and flush it: GB/s";
@@ -21,41 +25,73 @@ const REMEDY: &str =
 #[derive(Debug)]
 pub(crate) struct Peer {
     child: Child,
+    guard: Child,
     group: Pid,
     turns: ChildStdin,
     /// Its lines, until it ends.
     figures: Receiver<io::Result<String>>,
+    /// Longest time for a turn.
     patience: Duration,
+    /// People have been told that it takes its time.
+    told: bool,
 }
 
 impl Peer {
-    /// Starts it.
-    pub(crate) fn start(command: &str) -> Result<Self> {
-        let failed = |source| {
-            Error::new(ErrorKind::Resources, "--peer-command", "the program cannot be started")
-                .with_source(source)
-        };
+    /// Starts it, and what ends it where this process is killed.
+    pub(crate) fn start(command: &str, patience: Duration) -> Result<Self> {
+        Self::guarded(command, patience, &std::env::current_exe().map_err(not_started)?)
+    }
+
+    fn guarded(command: &str, patience: Duration, own: &Path) -> Result<Self> {
         let mut child = Command::new("sh")
             .args(["-c", command])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
-            .map_err(failed)?;
+            .map_err(not_started)?;
+        let guard = Command::new(own)
+            .args([GUARD_COMMAND, &child.id().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn();
+        let guard = guard.map_err(|source| {
+            let _killed = child.kill();
+            let _reaped = child.wait();
+            not_started(source)
+        })?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         match (group, child.stdin.take(), child.stdout.take()) {
             (Some(group), Some(turns), Some(figures)) => {
-                Ok(Self { child, group, turns, figures: lines(figures)?, patience: PATIENCE })
+                let figures = lines(figures)?;
+                Ok(Self { child, guard, group, turns, figures, patience, told: false })
             }
             _ => Err(Error::new(ErrorKind::Internal, "--peer-command", "a program without pipes")),
         }
+    }
+
+    /// What it prints next, waited for as long as it may take.
+    fn answer(&mut self) -> std::result::Result<io::Result<String>, RecvTimeoutError> {
+        let begun = Instant::now();
+        let first = self.figures.recv_timeout(SILENT.min(self.patience));
+        if !matches!(first, Err(RecvTimeoutError::Timeout)) || self.patience <= SILENT {
+            return first;
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            let (so_far, most) = (SILENT.as_secs(), self.patience.as_secs());
+            output::note(format!(
+                "--peer-command has printed nothing for {so_far} s; it is given {most} s a turn (--peer-seconds)"
+            ));
+        }
+        self.figures.recv_timeout(self.patience.saturating_sub(begun.elapsed()))
     }
 
     /// Its turn: its rate, in GB/s.
     pub(crate) fn round(&mut self) -> Result<f64> {
         if let Ok(line) = self.figures.try_recv() {
             let line = line.unwrap_or_default();
-            return Err(Error::config(
+            return Err(Error::peer(
                 "--peer-command",
                 "the program printed a line before its turn",
             )
@@ -65,13 +101,13 @@ impl Peer {
         self.signal(Signal::CONT);
         // A program that has ended may have left a line.
         let turn = self.turns.write_all(b"\n").and_then(|()| self.turns.flush());
-        let answered = self.figures.recv_timeout(self.patience);
+        let answered = self.answer();
         self.signal(Signal::STOP);
         let mut ended = |error: Error| match self.child.try_wait() {
             Ok(Some(status)) => error.with_context("status", status),
             _ => error,
         };
-        let error = |text: &str| Error::config("--peer-command", text.to_owned());
+        let error = |text: &str| Error::peer("--peer-command", text.to_owned());
         match answered {
             Ok(Ok(line)) => match line.trim().parse::<f64>() {
                 Ok(gbps) if gbps.is_finite() && gbps > 0.0 => Ok(gbps),
@@ -84,7 +120,7 @@ impl Peer {
                 .with_remedy(REMEDY)),
             Err(RecvTimeoutError::Timeout) => Err(error("the program printed nothing in its turn")
                 .with_context("seconds", self.patience.as_secs_f64())
-                .with_remedy(REMEDY)),
+                .with_remedy(format!("{REMEDY}; where a turn takes longer, give --peer-seconds"))),
             Err(RecvTimeoutError::Disconnected) => Err(ended(match turn {
                 Ok(()) => error("the program has ended"),
                 Err(source) => error("the program has ended").with_source(source),
@@ -124,8 +160,29 @@ fn lines(from: ChildStdout) -> Result<Receiver<io::Result<String>>> {
     })
 }
 
+fn not_started(source: io::Error) -> Error {
+    Error::new(ErrorKind::Resources, "--peer-command", "the program cannot be started")
+        .with_source(source)
+}
+
+/// The life of the guard: waits until whoever started it is gone, which standard input tells, and ends a program's group, whose
+/// processes may be stopped. It is in another group than either, so that what ends or stops those leaves it.
+pub(crate) fn guard(group: u32) -> Result<()> {
+    let waited = io::copy(&mut io::stdin().lock(), &mut io::sink());
+    if let Some(group) =
+        i32::try_from(group).ok().filter(|group| *group > 1).and_then(Pid::from_raw)
+    {
+        // It may have ended by itself.
+        let _gone = kill_process_group(group, Signal::KILL);
+    }
+    waited.map(drop).map_err(not_started)
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
+        // Before the group is gone, whose number may then be somebody else's.
+        let _killed = self.guard.kill();
+        let _reaped = self.guard.wait();
         self.signal(Signal::KILL);
         let _reaped = self.child.wait();
     }
@@ -135,9 +192,16 @@ impl Drop for Peer {
 mod tests {
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Its guard is any program: that of these tests is not `kvx`.
+    fn start(command: &str, patience: Duration) -> Peer {
+        Peer::guarded(command, patience, Path::new("true")).unwrap()
+    }
+
     #[test]
     fn a_program_answers_each_turn() {
-        let mut peer = Peer::start("while read x; do echo 2.5; done").unwrap();
+        let mut peer = start("while read x; do echo 2.5; done", PATIENCE);
         for _ in 0..3 {
             assert!((peer.round().unwrap() - 2.5).abs() < 1e-12);
         }
@@ -146,7 +210,7 @@ mod tests {
     /// Its rates would be taken for those of other rounds.
     #[test]
     fn more_than_a_line_per_turn_is_refused() {
-        let mut peer = Peer::start("while read x; do printf '1\\n2\\n'; done").unwrap();
+        let mut peer = start("while read x; do printf '1\\n2\\n'; done", PATIENCE);
         peer.round().unwrap();
         // The second line is read beside this thread.
         let refused = (0..200).find_map(|_| {
@@ -167,15 +231,16 @@ mod tests {
             // A line without an end.
             ("yes | tr -d '\\n'", "yyyy"),
         ] {
-            let error = Peer::start(command).unwrap().round().unwrap_err().to_string();
+            let error = start(command, PATIENCE).round().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Peer);
+            let error = error.to_string();
             assert!(error.contains(says), "{command}: {error}");
         }
     }
 
     #[test]
     fn a_program_that_says_nothing_is_not_waited_for_for_ever() {
-        let mut peer = Peer::start("read x; exec sleep 1000").unwrap();
-        peer.patience = Duration::from_millis(50);
+        let mut peer = start("read x; exec sleep 1000", Duration::from_millis(50));
         let error = peer.round().unwrap_err();
         assert!(error.to_string().contains("nothing in its turn"), "{error}");
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("GB/s")), "{error}");

@@ -267,6 +267,7 @@ impl<T> Ratios<T> {
 
 /// Says at once where no picture can be put: nobody wants to hear that after all was measured.
 pub(crate) fn refuse_place(path: &Path) -> Result<()> {
+    output::refuse_dash("--svg", path)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let (why, remedy) = match folder {
         _ if path.is_dir() => ("it is a folder", "name a file in it"),

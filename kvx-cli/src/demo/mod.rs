@@ -113,6 +113,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         requests: totals.requests,
         bytes: totals.bytes,
         segments: totals.segments,
+        mean_segment: totals.bytes.checked_div(totals.segments).unwrap_or_default(),
         backend: fabric.name(),
         seconds: totals.moving.as_secs_f64(),
         gbps: gbps(&totals),

@@ -19,6 +19,8 @@ pub(crate) struct Report {
     pub(crate) bytes: u64,
     /// Segments posted.
     pub(crate) segments: u64,
+    /// Bytes of a segment, at the mean: the shorter they are, the fewer GB/s.
+    pub(crate) mean_segment: u64,
     pub(crate) backend: &'static str,
     pub(crate) transport: String,
     /// Time in which at least one transfer was under way, the listing of its segments included.
@@ -112,8 +114,17 @@ impl Report {
             ))?;
         }
         out.line("")?;
-        let heads =
-            ["backend", "transport", "requests", "bytes", "segments", "time", "GB/s", "result"];
+        let heads = [
+            "backend",
+            "transport",
+            "requests",
+            "bytes",
+            "segments",
+            "mean",
+            "time",
+            "GB/s",
+            "result",
+        ];
         let mut table = output::table(&heads, 2);
         table.add_row([
             self.backend.to_owned(),
@@ -121,6 +132,7 @@ impl Report {
             size::count(self.requests),
             size::bytes(self.bytes),
             size::count(self.segments),
+            size::bytes(self.mean_segment),
             format!("{:.2} s", self.seconds),
             format!("{:.2}", self.gbps),
             if self.verified { "verified" } else { "FAILED" }.to_owned(),

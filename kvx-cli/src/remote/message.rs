@@ -111,7 +111,11 @@ pub(crate) struct OpenedRank {
 
 impl From<Error> for Answer {
     fn from(error: Error) -> Self {
-        let text = crate::failure::line(&error);
+        let mut text = crate::failure::line(&error);
+        // It is said again by whoever is told.
+        if let Some(remedy) = error.remedy() {
+            text = text.replacen(&format!("; {}", remedy.replace('\n', " ")), "", 1);
+        }
         Self::Failed { kind: error.kind(), text, remedy: error.remedy().map(ToOwned::to_owned) }
     }
 }
@@ -172,6 +176,7 @@ mod tests {
         let Answer::Failed { kind, text, remedy } = answer else { panic!("{answer:?}") };
         assert_eq!((kind, remedy.as_deref()), (ErrorKind::Config, Some("right")));
         assert!(text.contains("wrong"));
+        assert!(!text.contains("right"), "the remedy would be said twice: {text}");
         assert!(receive::<Ask>(&mut from).unwrap().is_none());
     }
 
