@@ -27,6 +27,10 @@ fn good(arguments: &str) -> Value {
         ("notify_rtt_us", &["p50", "p99"]),
         ("notify_rtt_busy_us", &["p50", "p99"]),
         ("notify_rtt_spin_us", &["p50", "p99"]),
+        ("raw_rtt_us", &["p50", "p99"]),
+        ("raw_rtt_busy_us", &["p50", "p99"]),
+        ("notify_rtt_busy_together_us", &["p50", "p99"]),
+        ("raw_rtt_busy_together_us", &["p50", "p99"]),
         ("request_us", &["posted", "settled"]),
     ] {
         for key in keys {
@@ -49,6 +53,13 @@ fn both_modes_and_both_kinds_of_region_are_measured_and_verified() {
             assert_eq!(report["segments"]["merged"], 13 * 64, "{report}");
             assert_eq!(report["bytes"], 13 * 64 * 32 * 1024, "{report}");
             assert_eq!(report["mode"], mode);
+            // Writes are compared with both of the kernel's calls.
+            let writev = &report["ratios"]["process_vm_writev"]["median"];
+            assert_eq!(
+                writev.as_f64().is_some_and(|ratio| ratio > 0.0),
+                mode == "write",
+                "{report}"
+            );
             assert_eq!(report["region"], region);
             let route = if region == "shared" { "mapped" } else { "process_vm" };
             assert_eq!(report["route"], route, "{report}");

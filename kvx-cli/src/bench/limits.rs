@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use kvx_core::Result;
 use kvx_core::layout::RankLayout;
+use kvx_core::transfer::Mode;
 use kvx_shm::limit::{Memcpy, ProcessVm};
 
 use super::rig::Rig;
@@ -12,24 +13,28 @@ use super::rig::Rig;
 pub(crate) struct Limits {
     /// One per link.
     memcpy: Vec<Memcpy>,
-    process_vm: Vec<ProcessVm>,
+    readv: Vec<ProcessVm>,
+    /// Of writes only.
+    writev: Vec<ProcessVm>,
 }
 
 /// One round of the limits, in seconds; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LimitRound {
     pub(crate) memcpy: Option<f64>,
+    /// `process_vm_readv`: of writes it takes back what was written.
     pub(crate) process_vm: Option<f64>,
+    pub(crate) process_vm_writev: Option<f64>,
 }
 
 impl Limits {
-    /// Prepares both: the copies between mappings of their own, the system calls between the memory of the two engines.
+    /// Prepares all: the copies between mappings of their own, the system calls between the memory of the two engines.
     pub(crate) fn new(rig: &Rig<'_>) -> Result<Self> {
         let mode = rig.engines.mode;
         let sizes = |layout: &RankLayout| -> Vec<u64> {
             layout.regions().iter().map(|region| region.bytes).collect()
         };
-        let (mut memcpy, mut process_vm) = (Vec::new(), Vec::new());
+        let (mut memcpy, mut readv, mut writev) = (Vec::new(), Vec::new(), Vec::new());
         for link in &rig.links {
             let here = &rig.ranks.list()[link.here];
             let there = &rig.process.ranks[link.there];
@@ -37,25 +42,37 @@ impl Limits {
             let segments = &link.segments;
             memcpy.push(Memcpy::new(&sizes(&here.layout), &remote, mode, segments)?);
             let (pid, addresses) = (rig.process.pid, &there.addresses);
-            process_vm.push(ProcessVm::new(pid, &here.regions, addresses, mode, segments)?);
+            let calls = |mode| ProcessVm::new(pid, &here.regions, addresses, mode, segments);
+            readv.push(calls(Mode::Read)?);
+            if mode == Mode::Write {
+                writev.push(calls(Mode::Write)?);
+            }
         }
-        Ok(Self { memcpy, process_vm })
+        Ok(Self { memcpy, readv, writev })
     }
 
     /// Moves everything once by each, who is first changing from round to round. What the kernel does not allow is no limit.
+    /// The request must have been moved before: then both sides hold the same, and it does not matter which way it goes.
     pub(crate) fn round(&mut self, round: u32) -> LimitRound {
         let mut measured = LimitRound::default();
-        for turn in 0..2 {
-            if (round + turn).is_multiple_of(2) {
-                let begun = Instant::now();
-                self.memcpy.iter_mut().for_each(Memcpy::run);
-                measured.memcpy = Some(begun.elapsed().as_secs_f64());
-            } else {
-                let begun = Instant::now();
-                let moved = self.process_vm.iter_mut().try_for_each(ProcessVm::run);
-                measured.process_vm = moved.is_ok().then(|| begun.elapsed().as_secs_f64());
+        for turn in 0..3 {
+            match (round + turn) % 3 {
+                0 => {
+                    let begun = Instant::now();
+                    self.memcpy.iter_mut().for_each(Memcpy::run);
+                    measured.memcpy = Some(begun.elapsed().as_secs_f64());
+                }
+                1 => measured.process_vm = timed(&mut self.readv),
+                _ => measured.process_vm_writev = timed(&mut self.writev),
             }
         }
         measured
     }
+}
+
+/// How long the calls take, where there are some and the kernel allows them.
+fn timed(calls: &mut [ProcessVm]) -> Option<f64> {
+    let begun = Instant::now();
+    let moved = calls.iter_mut().try_for_each(ProcessVm::run);
+    (!calls.is_empty() && moved.is_ok()).then(|| begun.elapsed().as_secs_f64())
 }

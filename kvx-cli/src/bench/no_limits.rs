@@ -12,6 +12,7 @@ pub(crate) struct Limits;
 pub(crate) struct LimitRound {
     pub(crate) memcpy: Option<f64>,
     pub(crate) process_vm: Option<f64>,
+    pub(crate) process_vm_writev: Option<f64>,
 }
 
 impl Limits {

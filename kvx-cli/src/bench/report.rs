@@ -58,6 +58,14 @@ pub(crate) struct Report {
     pub(crate) notify_rtt_busy_us: Option<Quantiles>,
     /// The same while both sides poll without pause.
     pub(crate) notify_rtt_spin_us: Option<Quantiles>,
+    /// The least there is: two counters (`eventfd`) between the same two processes, both asleep.
+    pub(crate) raw_rtt_us: Option<Quantiles>,
+    /// The same while every core copies.
+    pub(crate) raw_rtt_busy_us: Option<Quantiles>,
+    /// A notification while every core copies, with the threads that wait, of both sides, on one of them.
+    pub(crate) notify_rtt_busy_together_us: Option<Quantiles>,
+    /// The same with nothing but two counters.
+    pub(crate) raw_rtt_busy_together_us: Option<Quantiles>,
     /// Every element was compared.
     pub(crate) verified: bool,
     pub(crate) bytes: u64,
@@ -81,8 +89,11 @@ pub(crate) struct Report {
 pub(crate) struct Ratios<T> {
     /// Plain copies of the same blocks between two shared mappings.
     pub(crate) memcpy: Option<T>,
-    /// `process_vm_readv` or `process_vm_writev` with the same segments.
+    /// `process_vm_readv` with the same segments, from the other engine's memory, also of writes: of these it takes the bytes
+    /// back, which is as much work.
     pub(crate) process_vm: Option<T>,
+    /// Of writes: `process_vm_writev` with the same segments.
+    pub(crate) process_vm_writev: Option<T>,
     /// The program of `--peer-command`.
     pub(crate) peer: Option<T>,
 }
@@ -129,6 +140,7 @@ impl Report {
         let rates = Ratios {
             memcpy: Some(limit(|round| round.memcpy)),
             process_vm: Some(limit(|round| round.process_vm)),
+            process_vm_writev: Some(limit(|round| round.process_vm_writev)),
             peer: Some(measured.peer.into_iter().map(Some).collect()),
         };
         let others = rates.map(|rates| Spread::of(rates.iter().copied().flatten().collect()));
@@ -158,6 +170,10 @@ impl Report {
             notify_rtt_us: measured.notify.idle,
             notify_rtt_busy_us: measured.notify.busy,
             notify_rtt_spin_us: measured.notify.spin,
+            raw_rtt_us: measured.notify.raw_idle,
+            raw_rtt_busy_us: measured.notify.raw_busy,
+            notify_rtt_busy_together_us: measured.notify.busy_together,
+            raw_rtt_busy_together_us: measured.notify.raw_busy_together,
             verified: wrong == 0,
             bytes: rig.bytes(),
             rounds: args.rounds,
@@ -189,7 +205,12 @@ impl Report {
         let rows = [
             (self.backend, self.gbps.as_ref(), None),
             ("memcpy", self.others.memcpy.as_ref(), self.ratios.memcpy.as_ref()),
-            ("process_vm", self.others.process_vm.as_ref(), self.ratios.process_vm.as_ref()),
+            ("process_vm_readv", self.others.process_vm.as_ref(), self.ratios.process_vm.as_ref()),
+            (
+                "process_vm_writev",
+                self.others.process_vm_writev.as_ref(),
+                self.ratios.process_vm_writev.as_ref(),
+            ),
             ("peer", self.others.peer.as_ref(), self.ratios.peer.as_ref()),
         ];
         for (name, rate, ratio) in rows {
@@ -227,8 +248,15 @@ impl Report {
         for (what, times) in [
             ("one block", &self.one_block_us),
             ("notification there and back, both asleep", &self.notify_rtt_us),
-            ("the same while every core copies", &self.notify_rtt_busy_us),
-            ("the same, both polling", &self.notify_rtt_spin_us),
+            ("raw eventfd ping-pong, both asleep", &self.raw_rtt_us),
+            ("notification while every core copies", &self.notify_rtt_busy_us),
+            ("raw eventfd ping-pong while every core copies", &self.raw_rtt_busy_us),
+            (
+                "notification while every core copies, waited for on one of them",
+                &self.notify_rtt_busy_together_us,
+            ),
+            ("raw eventfd ping-pong, the same", &self.raw_rtt_busy_together_us),
+            ("notification, both polling", &self.notify_rtt_spin_us),
         ] {
             if let Some(Quantiles { p50, p99 }) = times {
                 out.line(format!("{what}: {p50:.1} µs (p99 {p99:.1} µs)"))?;
@@ -260,6 +288,7 @@ impl<T> Ratios<T> {
         Ratios {
             memcpy: self.memcpy.as_ref().and_then(&with),
             process_vm: self.process_vm.as_ref().and_then(&with),
+            process_vm_writev: self.process_vm_writev.as_ref().and_then(&with),
             peer: self.peer.as_ref().and_then(&with),
         }
     }

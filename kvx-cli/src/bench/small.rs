@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::rig::Rig;
 use super::stats::{Quantiles, median};
+use crate::remote::pinned::{self, Pinned};
 use crate::remote::{PATIENCE, spin_notified};
 
 /// Rounds of one point of a sweep.
@@ -29,6 +30,13 @@ pub(crate) struct Notify {
     pub(crate) busy: Option<Quantiles>,
     /// Both sides poll without pause.
     pub(crate) spin: Option<Quantiles>,
+    /// The least there is: two counters (`eventfd`) between the same two processes, the machine otherwise idle.
+    pub(crate) raw_idle: Option<Quantiles>,
+    /// The same while every core copies.
+    pub(crate) raw_busy: Option<Quantiles>,
+    /// While every core copies, with both sides' threads that wait on one of them.
+    pub(crate) busy_together: Option<Quantiles>,
+    pub(crate) raw_busy_together: Option<Quantiles>,
 }
 
 /// Rates over sizes.
@@ -60,13 +68,14 @@ pub(crate) fn one_block(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantile
 
 /// Sends notifications there and back.
 pub(crate) fn notify(rig: &mut Rig<'_>, times: u32) -> Result<Notify> {
-    let idle = asleep(rig, times)?;
+    let raw_idle = raw(rig, times, None)?;
+    let idle = asleep(rig, times, None)?;
     let spin = spinning(rig, times)?;
     let stop = AtomicBool::new(false);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let regions =
         (0..2 * cores).map(|_| Region::host(BUSY_BYTES)).collect::<Result<Vec<Region>>>()?;
-    let busy = std::thread::scope(|scope| {
+    let [apart, together] = std::thread::scope(|scope| {
         for pair in regions.chunks_exact(2) {
             let stop = &stop;
             scope.spawn(move || {
@@ -77,18 +86,35 @@ pub(crate) fn notify(rig: &mut Rig<'_>, times: u32) -> Result<Notify> {
                 }
             });
         }
-        let busy = asleep(rig, times);
+        let mut both = |cpu| Ok::<_, Error>([raw(rig, times, cpu)?, asleep(rig, times, cpu)?]);
+        let apart = both(None);
+        let together = pinned::any().map_or(Ok([None, None]), |cpu| both(Some(cpu)));
         stop.store(true, Ordering::Relaxed);
-        busy
+        Ok::<_, Error>([apart?, together?])
     })?;
-    Ok(Notify { idle, busy, spin })
+    let ([raw_busy, busy], [raw_busy_together, busy_together]) = (apart, together);
+    Ok(Notify { idle, busy, spin, raw_idle, raw_busy, busy_together, raw_busy_together })
 }
 
-fn asleep(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
+/// Wakes the other process and is woken by it without a backend, on the threads that do so with one.
+#[cfg(target_os = "linux")]
+fn raw(rig: &mut Rig<'_>, times: u32, cpu: Option<u32>) -> Result<Option<Quantiles>> {
+    runs_briefly();
+    let _pinned = Pinned::to(cpu);
+    Ok(Quantiles::of(rig.process.raw(times, cpu)?))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn raw(_: &mut Rig<'_>, _: u32, _: Option<u32>) -> Result<Option<Quantiles>> {
+    Ok(None)
+}
+
+fn asleep(rig: &mut Rig<'_>, times: u32, cpu: Option<u32>) -> Result<Option<Quantiles>> {
     let Some(link) = rig.links.first() else { return Ok(None) };
     // As a thread should that waits for notifications. Threads that copy have been started, or do not inherit it.
     runs_briefly();
-    rig.process.echo(link.there, link.here, times, false)?;
+    let _pinned = Pinned::to(cpu);
+    rig.process.echo(link.there, link.here, times, false, cpu)?;
     let rank = &rig.ranks.list()[link.here];
     let times = rig.fabric.runtime.block_on(async {
         let mut all = Vec::new();
@@ -109,7 +135,7 @@ fn asleep(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
 
 fn spinning(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
     let Some(link) = rig.links.first() else { return Ok(None) };
-    rig.process.echo(link.there, link.here, times, true)?;
+    rig.process.echo(link.there, link.here, times, true, None)?;
     let rank = &rig.ranks.list()[link.here];
     let mut all = Vec::new();
     for _ in 0..times {

@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::PATIENCE;
 use super::message::{Answer, Ask, Memory, OpenedRank, receive, send};
+use super::pinned::Pinned;
 use crate::engine::rank::Rank;
 use crate::engine::ranks::{Awaited, Ranks};
 use crate::fabric::Fabric;
@@ -33,6 +34,12 @@ pub(crate) fn serve() -> Result<()> {
     let mut stream = UnixStream::from(stdin);
     let mut engine = None;
     while let Some(ask) = receive::<Ask>(&mut stream)? {
+        // What it is about comes after it.
+        if let Ask::Raw { times, cpu } = ask {
+            let answer = raw(&stream, times, cpu).unwrap_or_else(Answer::from);
+            send(&mut stream, &answer)?;
+            continue;
+        }
         let ends = matches!(ask, Ask::Close);
         send(&mut stream, &execute(&mut engine, ask).unwrap_or_else(Answer::from))?;
         if ends {
@@ -53,6 +60,21 @@ fn end_with_starter() -> Result<()> {
     )?;
     // A starter that is gone already has closed the socket, which is heard as soon as it is read.
     Ok(())
+}
+
+/// Answers over two counters.
+#[cfg(target_os = "linux")]
+fn raw(stream: &UnixStream, times: u32, cpu: Option<u32>) -> Result<Answer> {
+    let _pinned = Pinned::to(cpu);
+    let counters = super::raw::Counters::take(stream)?;
+    kvx_core::thread::runs_briefly();
+    counters.pong(times)?;
+    Ok(Answer::Done)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn raw(_: &UnixStream, _: u32, _: Option<u32>) -> Result<Answer> {
+    Err(Error::unsupported("remote", "there is no eventfd"))
 }
 
 /// The engine, once it is opened.
@@ -131,12 +153,17 @@ impl Engine {
             Ask::Expect(awaited) => self.hear(awaited),
             Ask::Strays => Ok(Answer::Number(self.ranks.strays() as u64)),
             Ask::Listen(counts) => self.listen(&counts),
-            Ask::Echo { rank, number, times, spin } => self.echo(rank, number, times, spin),
+            Ask::Echo { rank, number, times, spin, cpu } => {
+                let _pinned = Pinned::to(cpu);
+                self.echo(rank, number, times, spin)
+            }
             Ask::Close => {
                 self.fabric.close(self.ranks.ports())?;
                 Ok(Answer::Done)
             }
-            Ask::Open { .. } | Ask::Cpu => Err(Error::misuse("remote", "the engine is open")),
+            Ask::Open { .. } | Ask::Cpu | Ask::Raw { .. } => {
+                Err(Error::misuse("remote", "not to be asked of an open engine"))
+            }
         }
     }
 

@@ -74,6 +74,13 @@ pub(crate) enum Ask {
         number: usize,
         times: u32,
         spin: bool,
+        /// Kept on this processor meanwhile.
+        cpu: Option<u32>,
+    },
+    /// Answers over two counters that come after this, this many times.
+    Raw {
+        times: u32,
+        cpu: Option<u32>,
     },
     /// Processor time of all threads so far, in nanoseconds.
     Cpu,

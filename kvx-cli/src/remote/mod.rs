@@ -6,7 +6,10 @@
 mod child;
 mod line;
 mod message;
+pub(crate) mod pinned;
 mod process;
+#[cfg(target_os = "linux")]
+mod raw;
 
 pub(crate) use child::{processor_time, serve};
 pub(crate) use message::Memory;

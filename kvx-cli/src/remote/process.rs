@@ -277,8 +277,22 @@ impl Process {
         number: usize,
         times: u32,
         spin: bool,
+        cpu: Option<u32>,
     ) -> Result<()> {
-        self.begin(&Ask::Echo { rank, number, times, spin })
+        self.begin(&Ask::Echo { rank, number, times, spin, cpu })
+    }
+
+    /// Wakes the process and is woken by it with nothing but two counters: how long each time took.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone, or counters cannot be had.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn raw(&mut self, times: u32, cpu: Option<u32>) -> Result<Vec<Duration>> {
+        self.begin(&Ask::Raw { times, cpu })?;
+        let all = super::raw::Counters::give(&self.stream)?.ping(times)?;
+        self.finish()?;
+        Ok(all)
     }
 
     /// Processor time of the process so far, in nanoseconds.
