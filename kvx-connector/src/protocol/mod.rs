@@ -22,8 +22,13 @@ mod id;
 pub mod message;
 pub mod owner;
 pub mod peers;
+mod plant;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod terms;
 pub mod user;
 
 pub use id::{Attempt, LeaseName, Nonce, Part, Reader, TransferKey};
+#[cfg(any(test, feature = "sim"))]
+pub use plant::Plant;
 pub use terms::{Access, Ranks, Reason, RequestNumber, StageNumber, TransferNumber};

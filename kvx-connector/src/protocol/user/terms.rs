@@ -302,6 +302,8 @@ pub struct Config {
     pub window: usize,
     /// From one heartbeat to the next. A third of the owner's time to live, or less. 5 s.
     pub hold_every: Duration,
+    /// From the beginning of a read of which everything is known until its first heartbeat: most are over before. 20 ms.
+    pub hold_first: Duration,
     /// How long the first answer is waited for, before a message is sent again; doubled each time. 50 ms.
     pub again_first: Duration,
     /// Its upper limit. 1 s.
@@ -329,6 +331,7 @@ impl Default for Config {
             max_releases: 16_384,
             window: 64,
             hold_every: Duration::from_secs(5),
+            hold_first: Duration::from_millis(20),
             again_first: Duration::from_millis(50),
             again_most: Duration::from_secs(1),
             retries: 3,

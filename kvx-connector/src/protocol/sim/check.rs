@@ -1,0 +1,469 @@
+//! What machines say is held to the promises.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kvx_core::id::Incarnation;
+use kvx_mock::sim::Violation;
+
+use super::ensure;
+use super::script::Climate;
+use super::seat::Req;
+use super::spec::Spec;
+use super::world::{Event, Verdict, World};
+use crate::protocol::id::{LeaseName, Nonce, Reader};
+use crate::protocol::message::{ToOwner, ToUser};
+use crate::protocol::owner;
+use crate::protocol::terms::{Access, Reason, RequestNumber};
+use crate::protocol::user::{self, Unproven, Why};
+
+/// What the next step of an owner must say.
+#[derive(Debug, Default)]
+pub(super) struct Expected {
+    verdicts: BTreeSet<(LeaseName, Reader, Nonce)>,
+}
+
+impl World {
+    pub(super) fn before_owner(
+        &mut self,
+        seat: usize,
+        now: Duration,
+        input: &owner::Input,
+    ) -> Verdict<Expected> {
+        let mut expected = Expected::default();
+        let life = self.owner_engine;
+        self.owners[seat].early.retain(|_, (until, _)| *until > now);
+        let early_for = self.setting.owner.early_for;
+        match input {
+            owner::Input::Grant(grant) => {
+                self.report.granted += 1;
+                let name = grant.lease;
+                let mut spec = Spec::new(grant.access, now, grant.ttl, grant.hard);
+                spec.cause = (grant.total == Some(0)).then_some(Reason::Empty);
+                let owner = &mut self.owners[seat];
+                for (peer, message) in owner.early.remove(&name).map_or_else(Vec::new, |it| it.1) {
+                    if spec.cause.is_none() {
+                        spec.hear(now, peer, &message);
+                    }
+                    if let ToOwner::Confirm(confirm) = &message {
+                        expected.verdicts.insert((name, confirm.reader, confirm.nonce));
+                    }
+                }
+                owner.specs.insert(name, spec);
+                let (process, ends) =
+                    (&owner.process, grant.hard + self.setting.owner.quarantine_after);
+                let (at, life) = (process.clock.span(ends) + 2_000, process.life);
+                let stopped = process.stopped;
+                self.after(at, Event::MustFree(seat, life, name, stopped));
+            }
+            owner::Input::Publish { lease, parts, .. } => {
+                let held = self.owners[seat].specs.get(lease).is_some_and(|it| it.over.is_none());
+                if let Some(job) = self.job(*lease)
+                    && self.jobs[job].access == Access::Read
+                    && self.jobs[job].stages == 0
+                    && held
+                {
+                    for part in parts {
+                        self.fill(job, seat, part.number..part.number + 1);
+                    }
+                }
+            }
+            owner::Input::Withdraw { lease, why } => {
+                if let Some(spec) = self.owners[seat].specs.get_mut(lease) {
+                    spec.cause.get_or_insert(*why);
+                }
+            }
+            owner::Input::Message { peer, message } => {
+                let name = message.lease();
+                let owner = &mut self.owners[seat];
+                let known = owner.specs.get(&name).is_some_and(|spec| spec.must_know(now, message));
+                if let ToOwner::Confirm(confirm) = message
+                    && (known || name.owner != life)
+                {
+                    expected.verdicts.insert((name, confirm.reader, confirm.nonce));
+                }
+                if let Some(spec) = owner.specs.get_mut(&name) {
+                    spec.hear(now, *peer, message);
+                } else if name.owner == life && message.set().contains(message.reader().rank) {
+                    let until = now + early_for;
+                    let waiting = owner.early.entry(name).or_insert((until, Vec::new()));
+                    waiting.1.push((*peer, message.clone()));
+                }
+            }
+            owner::Input::StageDone { stage, ok } => self.owner_staged(seat, *stage, *ok)?,
+            owner::Input::PeerGone { peer } => {
+                let owner = &mut self.owners[seat];
+                owner.specs.values_mut().for_each(|spec| spec.gone(*peer));
+                for (_, waiting) in owner.early.values_mut() {
+                    waiting.retain(|(from, _)| from != peer);
+                }
+            }
+            owner::Input::Quiescent { peer } => {
+                let specs = self.owners[seat].specs.values_mut();
+                specs.filter(|it| it.access == Access::Write).for_each(|it| it.quiet(*peer));
+            }
+            owner::Input::Tick => {}
+        }
+        Ok(expected)
+    }
+
+    fn owner_staged(
+        &mut self,
+        seat: usize,
+        stage: crate::protocol::terms::StageNumber,
+        ok: bool,
+    ) -> Verdict {
+        let Some((lease, part, which)) = self.owners[seat].stages.remove(&stage) else {
+            return Ok(());
+        };
+        let Some(spec) = self.owners[seat].specs.get_mut(&lease) else { return Ok(()) };
+        spec.stages -= 1;
+        if !ok {
+            spec.cause.get_or_insert(Reason::Stage);
+        }
+        if let Some(job) = self.job(lease)
+            && ok
+            && self.jobs[job].access == Access::Read
+            && which + 1 == self.jobs[job].stages
+        {
+            self.fill(job, seat, part..part + 1);
+        }
+        Ok(())
+    }
+
+    pub(super) fn after_owner(
+        &mut self,
+        seat: usize,
+        now: Duration,
+        expected: &Expected,
+        out: &[owner::Output],
+    ) -> Verdict {
+        let owner = &mut self.owners[seat];
+        let mut due = expected.verdicts.clone();
+        let mut told: BTreeMap<LeaseName, BTreeSet<(Reader, Incarnation)>> = BTreeMap::new();
+        let mut over = Vec::new();
+        for output in out {
+            match output {
+                owner::Output::Over { lease, why } => {
+                    let spec = owner.specs.get_mut(lease);
+                    let spec = spec.ok_or_else(|| Violation::new(format!("{lease} is unknown")))?;
+                    spec.ends(*lease, now, *why)?;
+                    over.push(*lease);
+                }
+                owner::Output::Send { peer, message: ToUser::Ended(ended) } => {
+                    told.entry(ended.lease).or_default().insert((ended.reader, *peer));
+                }
+                owner::Output::Send { message: ToUser::Parts(list), .. } => {
+                    if let Some(spec) = owner.specs.get_mut(&list.lease) {
+                        spec.admit(list.reader);
+                    }
+                }
+                owner::Output::Send { message: ToUser::Verdict(verdict), .. } => {
+                    due.remove(&(verdict.lease, verdict.reader, verdict.nonce));
+                    let asked = (verdict.reader, verdict.nonce);
+                    match owner.specs.get(&verdict.lease) {
+                        Some(spec) => spec.judged(verdict.lease, now, asked, verdict.held)?,
+                        None => ensure!(!verdict.held, "a lease that never was is confirmed"),
+                    }
+                }
+                _ => {}
+            }
+        }
+        ensure!(due.is_empty(), "no verdict for {due:?}");
+        for lease in over {
+            let told = told.remove(&lease).unwrap_or_default();
+            for (reader, peer) in owner.specs[&lease].active() {
+                ensure!(
+                    told.contains(&(reader, peer)),
+                    "{reader} is not told that {lease} is over"
+                );
+            }
+        }
+        owner.specs.iter().try_for_each(|(name, spec)| spec.check(*name, now))
+    }
+
+    /// Blocks are free: they are used for something else at once.
+    pub(super) fn freed(&mut self, seat: usize, lease: LeaseName, why: Reason) -> Verdict {
+        let owner = &mut self.owners[seat];
+        let life = owner.process.life;
+        let spec = owner.specs.get_mut(&lease);
+        let spec = spec.ok_or_else(|| Violation::new(format!("{lease} is unknown")))?;
+        ensure!(spec.over.is_some(), "{lease} is freed before it is over");
+        ensure!(!std::mem::replace(&mut spec.freed, true), "{lease} is freed twice");
+        ensure!(spec.stages == 0, "{lease} is freed under a stage");
+        let access = spec.access;
+        let Some(job) = self.job(lease) else { return Ok(()) };
+        let mut blocks = Vec::new();
+        for ((owner, user, part), tag) in &self.jobs[job].tags {
+            if *owner == seat {
+                let block = self.granted[job].blocks[&(*owner, *user, *part)];
+                blocks.push(block);
+                let is = self.owners[seat].process.memory.tags[block];
+                let written = access == Access::Write && why == Reason::Done;
+                ensure!(!written || is == *tag, "{lease} is done, and part {part} is not written");
+            }
+        }
+        let moving = self.flights.all.values().any(|flight| {
+            let mine = flight.owner_life == life && flight.access == Access::Write;
+            mine && !flight.barred && flight.copies.iter().any(|(block, _)| blocks.contains(block))
+        });
+        ensure!(!moving, "{lease} is freed while a write is under way");
+        for block in blocks {
+            let junk = self.junk();
+            self.owners[seat].process.memory.release(block, junk);
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_quarantined(&mut self, seat: usize, lease: LeaseName) -> Verdict {
+        let spec = self.owners[seat].specs.get_mut(&lease);
+        let spec = spec.ok_or_else(|| Violation::new(format!("{lease} is unknown")))?;
+        ensure!(spec.over.is_some() && !spec.freed, "{lease} is quarantined out of turn");
+        ensure!(!std::mem::replace(&mut spec.quarantined, true), "{lease} is quarantined twice");
+        Ok(())
+    }
+
+    pub(super) fn job(&self, lease: LeaseName) -> Option<usize> {
+        self.jobs.iter().position(|job| job.lease == lease)
+    }
+
+    pub(super) fn req(&mut self, seat: usize, request: RequestNumber) -> Verdict<&mut Req> {
+        let found = self.users[seat].requests.get_mut(&request);
+        found.ok_or_else(|| Violation::new(format!("{request:?} is unknown")))
+    }
+
+    pub(super) fn before_user(
+        &mut self,
+        seat: usize,
+        now: Duration,
+        input: &user::Input,
+    ) -> Verdict {
+        match input {
+            user::Input::Ask(ask) => self.asked(seat, now, ask),
+            user::Input::Publish { request, parts, .. } => {
+                if let Some(req) = self.users[seat].requests.get(request)
+                    && self.jobs[req.job].before == 0
+                    && !req.over
+                {
+                    for part in parts {
+                        self.produce(seat, *request, part.number);
+                    }
+                }
+            }
+            user::Input::Abort { request } => {
+                if let Some(req) = self.users[seat].requests.get_mut(request) {
+                    req.aborted = true;
+                }
+            }
+            user::Input::Settled { transfer, .. } => self.told_settled(seat, *transfer),
+            user::Input::StageDone { stage, ok } => {
+                if let Some(place) = self.users[seat].stages.remove(stage) {
+                    self.user_staged(seat, place, *ok)?;
+                }
+            }
+            user::Input::PeerFailed { peer }
+            | user::Input::PeerDown { peer }
+            | user::Input::PeerGone { peer } => {
+                for req in self.users[seat].requests.values_mut() {
+                    req.lost.insert(*peer);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn ready(&mut self, seat: usize, request: RequestNumber) -> Verdict {
+        self.report.ready += 1;
+        let req = self.req(seat, request)?.clone();
+        ensure!(!req.over, "{request:?} is ready, and was over");
+        ensure!(req.flying + req.staging == 0, "{request:?} is ready, and something still moves");
+        let lease = self.jobs[req.job].lease;
+        for (owner, life) in &req.sources {
+            let owner = &self.owners[*owner];
+            if let Some(spec) = owner.specs.get(&lease).filter(|_| owner.process.life == *life) {
+                let confirmed = spec.has_confirmed(req.reader);
+                ensure!(confirmed, "{request:?} is ready, and {lease} is not confirmed");
+            }
+        }
+        for (source, part) in req.blocks.keys() {
+            self.holds(seat, request, *source, *part)?;
+        }
+        self.ended(seat, request, false)
+    }
+
+    pub(super) fn part_proven(
+        &mut self,
+        seat: usize,
+        request: RequestNumber,
+        source: u16,
+        part: u32,
+    ) -> Verdict {
+        ensure!(!self.req(seat, request)?.over, "{request:?} is over, and proven");
+        self.holds(seat, request, source, part)
+    }
+
+    /// A part is good: the consumer has what the producer had.
+    fn holds(&mut self, seat: usize, request: RequestNumber, source: u16, part: u32) -> Verdict {
+        let req = self.req(seat, request)?.clone();
+        let job = &self.jobs[req.job];
+        let Some((block, after)) = req.blocks.get(&(source, part)) else { return Ok(()) };
+        let owner = req.sources[usize::from(source)].0;
+        if job.access == Access::Write {
+            return Ok(());
+        }
+        let raw = self.users[seat].process.memory.tags[*block];
+        let is = if job.after == 0 { raw } else { *after };
+        let should = job.tags[&(owner, seat, part)];
+        ensure!(is == should, "{request:?}: part {part} of source {source} has {is}, not {should}");
+        Ok(())
+    }
+
+    pub(super) fn failed(
+        &mut self,
+        seat: usize,
+        now: Duration,
+        request: RequestNumber,
+        why: Why,
+        unproven: &[Unproven],
+    ) -> Verdict {
+        self.report.failed += 1;
+        self.report.stale += u64::from(why == Why::Stale);
+        let req = self.req(seat, request)?.clone();
+        ensure!(
+            self.setting.climate == Climate::Wild,
+            "{request:?} failed in fair weather: {why:?}"
+        );
+        let peers = || req.sources.iter().map(|(_, life)| life);
+        let lease = self.jobs[req.job].lease;
+        let over = |reason: Reason| {
+            let ended = |(owner, life): &(usize, Incarnation)| {
+                let owner = &self.owners[*owner];
+                let spec = owner.specs.get(&lease);
+                owner.process.life != *life
+                    || spec.is_none_or(|it| it.over == Some(reason) || it.cause == Some(reason))
+            };
+            // The last: its own process contradicted itself, see `lie`.
+            let other = [Reason::Unknown, Reason::Revoked, Reason::Contradiction];
+            other.contains(&reason) || req.sources.iter().any(ended)
+        };
+        let right = match why {
+            Why::Ended(reason) => over(reason),
+            // The owner's verdicts are checked.
+            Why::Stale => true,
+            Why::PeerFailed | Why::PeerDown | Why::PeerGone => {
+                peers().any(|life| req.lost.contains(life))
+            }
+            Why::Transfer => req.transfer_failed,
+            Why::Stage => req.stage_failed,
+            Why::Deadline => now >= req.deadline,
+            Why::Contradiction => false,
+        };
+        ensure!(right, "{request:?} failed without cause: {why:?}");
+        for Unproven { source, proven } in unproven {
+            for part in proven {
+                self.holds(seat, request, *source, *part)?;
+            }
+        }
+        for source in 0..u16::try_from(req.sources.len()).unwrap_or(0) {
+            if !unproven.iter().any(|it| it.source == source) {
+                let parts = req.blocks.keys().filter(|(one, _)| *one == source);
+                parts
+                    .into_iter()
+                    .try_for_each(|(_, part)| self.holds(seat, request, source, *part))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A request is over: nothing may move in its blocks, unless they are quarantined.
+    pub(super) fn ended(
+        &mut self,
+        seat: usize,
+        request: RequestNumber,
+        quarantined: bool,
+    ) -> Verdict {
+        let req = self.req(seat, request)?;
+        ensure!(!std::mem::replace(&mut req.over, true), "{request:?} is over twice");
+        if quarantined {
+            ensure!(
+                req.severed || req.flying == 0,
+                "{request:?} is quarantined, and was not severed"
+            );
+            req.quarantined = true;
+            self.report.quarantined += 1;
+            return Ok(());
+        }
+        ensure!(req.flying + req.staging == 0, "{request:?} is over, and something still moves");
+        self.release_blocks(seat, request)
+    }
+
+    pub(super) fn release_blocks(&mut self, seat: usize, request: RequestNumber) -> Verdict {
+        let blocks = std::mem::take(&mut self.req(seat, request)?.blocks);
+        for (block, _) in blocks.into_values() {
+            let junk = self.junk();
+            self.users[seat].process.memory.release(block, junk);
+        }
+        Ok(())
+    }
+
+    pub(super) fn must_end(
+        &mut self,
+        seat: usize,
+        life: Incarnation,
+        request: RequestNumber,
+        stopped: u64,
+    ) -> Verdict {
+        let process = &self.users[seat].process;
+        if process.life != life || !process.alive {
+            return Ok(());
+        }
+        let more = process.stopped - stopped;
+        if more > 0 || process.stopped_until > self.now {
+            let stopped = process.stopped;
+            self.after(more + 5_000, Event::MustEnd(seat, life, request, stopped));
+            return Ok(());
+        }
+        let over = self.users[seat].requests.get(&request).is_none_or(|req| req.over);
+        ensure!(over, "{request:?} is not over in time");
+        Ok(())
+    }
+
+    pub(super) fn must_free(
+        &mut self,
+        seat: usize,
+        life: Incarnation,
+        lease: LeaseName,
+        stopped: u64,
+    ) -> Verdict {
+        let process = &self.owners[seat].process;
+        if process.life != life {
+            return Ok(());
+        }
+        let more = process.stopped - stopped;
+        if more > 0 || process.stopped_until > self.now {
+            let stopped = process.stopped;
+            self.after(more + 5_000, Event::MustFree(seat, life, lease, stopped));
+            return Ok(());
+        }
+        let spec = &self.owners[seat].specs[&lease];
+        ensure!(spec.freed || spec.quarantined, "{lease} has not ended in time");
+        Ok(())
+    }
+
+    /// The end: nothing is left.
+    pub(super) fn all_gone(&mut self) -> Verdict {
+        for (seat, owner) in self.owners.iter().enumerate() {
+            for (name, spec) in &owner.specs {
+                ensure!(spec.freed, "{name} at owner {seat} was never freed");
+            }
+            let machine = &owner.machine;
+            let (live, known) = (machine.live(), machine.remembered());
+            ensure!(live == 0 && known == 0, "owner {seat} remembers {live} and {known}");
+            let used = owner.process.memory.used();
+            ensure!(used == 0, "owner {seat} has {used} blocks in use");
+            ensure!(machine.wake().is_none(), "owner {seat} still waits for something");
+        }
+        Ok(())
+    }
+}
