@@ -20,9 +20,10 @@
 //! | *quarantined* | every writer is quiescent and every stage over | free |
 //! | *ended*: freed, its verdicts remembered | readers may ask no more, [`keep_for`](Config::keep_for) has passed | forgotten |
 //!
-//! A reader *holds* (active), has *confirmed*, has *released*, or is *gone*. It is known from its first message on, which must
-//! come while the lease is held; it is bound to the peer that sent that message and to the set that it named. Only an active
-//! reader's heartbeats, and its confirms of some parts, extend the lease.
+//! A reader *waits* (it wants to write while another attempt may still do so, and is not answered), *holds*, has *confirmed*,
+//! has *released*, or is *gone*. It is known from its first message on, which must come while the lease is held; it is bound to
+//! the peer that sent that message and to the set that it named. Only heartbeats of a reader that waits or holds, and its
+//! confirms of some parts, extend the lease.
 //!
 //! # What each transition keeps
 //!
@@ -30,7 +31,8 @@
 //! - A confirm is answered *held* only if its nonce came while the lease was held, so before `Over` and before any block was
 //!   reused. Such nonces are remembered, so that the same question has the same answer after the end. (Promise 2.)
 //! - A lease to write is freed only when each writer that was ever answered has confirmed all, has released, or is quiescent.
-//!   A writer writes only after it was answered. (Promise 3.)
+//!   A writer writes only after it was answered, and is answered only when nothing of another attempt can still move: what
+//!   is written last is of one attempt, also where the other's process has died. (Promises 1 and 3.)
 //! - *Held* ends at the latest when `hard` has passed, *draining* at the latest by quarantine. (Promise 4.)
 //! - What one peer says changes only readers that it has made known itself. All tables are bounded; what is refused or
 //!   forgotten for want of room is counted. (Promise 6.)

@@ -39,6 +39,7 @@ mod book;
 mod check;
 mod engine;
 mod fabric;
+mod fate;
 mod script;
 mod seat;
 mod spec;
