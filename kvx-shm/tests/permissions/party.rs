@@ -5,6 +5,8 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use kvx_core::handshake::HandshakeBytes;
@@ -51,7 +53,10 @@ pub(crate) struct Program(PathBuf);
 
 impl Program {
     pub(crate) fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("kvx-shm-permissions-{}", std::process::id()));
+        /// Tests of one process have one each.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(format!("kvx-shm-permissions-{process}-{number}"));
         std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         Self(path)
