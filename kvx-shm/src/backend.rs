@@ -1,7 +1,7 @@
 //! The backend: one engine's end of the fabric of this host.
 
 use std::fmt;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -141,7 +141,7 @@ impl TransferBackend for ShmBackend {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.shared.ready.as_fd())
+        Some(self.shared.porch.ready())
     }
 
     async fn connect(&self, peer: PeerId) -> Result<()> {

@@ -12,7 +12,8 @@ use kvx_core::id::{Incarnation, PeerId};
 use kvx_core::{Error, Result};
 use rustix::event::{EventfdFlags, epoll};
 
-use crate::config::Options;
+use crate::config::{Options, Users};
+use crate::door::Porch;
 use crate::error::{BACKEND, closed, down, system};
 use crate::handshake::Hand;
 use crate::host::{self, Host};
@@ -42,10 +43,8 @@ pub(crate) struct Shared {
     pub(crate) table: OwnTable,
     pub(crate) epoll: OwnedFd,
     wake: OwnedFd,
-    /// Readable while there are events.
-    signal: OwnedFd,
-    /// Readable while that is, or a peer knocks: what a program sleeps on.
-    pub(crate) ready: OwnedFd,
+    /// What a program sleeps on: readable while there are events, or a peer knocks.
+    pub(crate) porch: Porch,
     /// Peers try to read this one's memory here.
     probe: Box<AtomicU64>,
     probe_value: u64,
@@ -79,17 +78,14 @@ impl Shared {
         let incarnation = *Incarnation::random()?.as_bytes();
         let listener = socket::listen(socket_name(&incarnation).as_bytes()).map_err(failed)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let descriptor = || rustix::event::eventfd(0, flags).map_err(|e| failed(e.into()));
-        let (wake, signal) = (descriptor()?, descriptor()?);
-        let set = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()));
-        let (epoll, ready) = (set()?, set()?);
-        let readable = epoll::EventFlags::IN;
-        for (set, source, token) in
-            [(&epoll, &wake, TOKEN_WAKE), (&epoll, &listener, TOKEN_LISTENER), (&ready, &signal, 0)]
-        {
+        let wake = rustix::event::eventfd(0, flags).map_err(|e| failed(e.into()))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        for (source, token) in [(&wake, TOKEN_WAKE), (&listener, TOKEN_LISTENER)] {
             let data = epoll::EventData::new_u64(token);
-            epoll::add(set, source, data, readable).map_err(|e| failed(e.into()))?;
+            epoll::add(&epoll, source, data, epoll::EventFlags::IN)
+                .map_err(|e| failed(e.into()))?;
         }
+        let porch = Porch::new(options.users == Users::Same).map_err(failed)?;
         let table = OwnTable::new().map_err(failed)?;
         let probe_value = random()?;
         let shared = Self {
@@ -100,8 +96,7 @@ impl Shared {
             table,
             epoll,
             wake,
-            signal,
-            ready,
+            porch,
             probe: Box::new(AtomicU64::new(probe_value)),
             probe_value,
             state: Mutex::default(),
@@ -122,29 +117,13 @@ impl Shared {
     pub(crate) fn signal(&self, state: &mut State) {
         if !state.signalled && !state.events.is_empty() && !state.spins {
             state.signalled = true;
-            // It can fail only where its counter is full, and then it is readable.
-            let _ = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
+            self.porch.signal();
         }
-    }
-
-    /// Makes the descriptor unreadable, as there are no events any more.
-    pub(crate) fn signal_no_more(&self, state: &mut State) {
-        if state.signalled {
-            state.signalled = false;
-            let mut count = [0; 8];
-            // It was written once since it was read last.
-            let _ = rustix::io::read(&self.signal, &mut count);
-        }
-    }
-
-    /// The descriptor that a program sleeps on is readable while this door is.
-    pub(crate) fn listen_at(&self, door: &OwnedFd) -> std::io::Result<()> {
-        Ok(epoll::add(&self.ready, door, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
     }
 
     /// The thread that sleeps on the sockets is to look at everything.
     pub(crate) fn wake(&self) {
-        // As for `signal`.
+        // It can fail only where the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
@@ -307,7 +286,7 @@ impl Shared {
         let who = socket::peer(&socket).map_err(failed)?;
         self.admit(who.uid)?;
         host::allow(self.options.ptracer, who.pid);
-        let mine = Mine::new().map_err(failed)?;
+        let mine = Mine::new(&self.porch).map_err(failed)?;
         let hello = self.hello(incarnation, word, own_word);
         let carried = mine.carried(&self.table);
         match socket::send(&socket, &hello.encode(), &carried) {
@@ -372,8 +351,9 @@ impl Shared {
         known.phase = Phase::Closing(why, Instant::now() + READER_BOUND);
         if let Some(link) = &known.link {
             link.end();
-            // Nobody heeds it any more.
-            let _ = epoll::delete(&self.ready, link.door());
+            if let Some(door) = link.door() {
+                self.porch.listen_no_more(door);
+            }
         }
         if let Some(dialing) = known.dialing.take() {
             self.watch_no_more(&dialing.socket);
@@ -411,7 +391,9 @@ impl Shared {
         known.phase = Phase::Down;
         if let Some(link) = known.link.take() {
             self.watch_no_more(&link.socket);
-            self.watch_no_more(link.door());
+            if let Some(door) = link.door() {
+                self.watch_no_more(door);
+            }
             if let Some(process) = &link.process {
                 self.watch_no_more(process);
             }

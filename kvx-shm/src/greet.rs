@@ -89,7 +89,7 @@ impl Shared {
         }
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         known.their_word = Some(hello.own_word);
-        let mine = Mine::new().map_err(|error| error.to_string())?;
+        let mine = Mine::new(&self.porch).map_err(|error| error.to_string())?;
         host::allow(self.options.ptracer, who.pid);
         let answer = self.hello(hello.from, hello.own_word, known.word);
         let carried = mine.carried(&self.table);
@@ -124,7 +124,8 @@ impl Shared {
             Err(_) => None,
         };
         let reach = Reach::find(&self.host, &there, who.pid, hello.probe);
-        let link = Link::new(socket, process, who.pid, reach, mine, theirs)?;
+        let same_user = who.uid == rustix::process::geteuid().as_raw();
+        let link = Link::new(socket, process, who.pid, reach, mine, theirs, same_user)?;
         let token = token.map_or_else(
             || {
                 let token = state.token(Source::Peer(peer));
@@ -138,10 +139,12 @@ impl Shared {
             self.watch(process, token).map_err(|error| error.to_string())?;
             tokens.push(token);
         }
-        let token = state.token(Source::Door(peer));
-        tokens.push(token);
-        let listens = self.listen_at(link.door()).and_then(|()| self.watch_end(link.door(), token));
-        listens.map_err(|error| error.to_string())?;
+        if let Some(door) = link.door() {
+            let token = state.token(Source::Door(peer));
+            tokens.push(token);
+            let listens = self.porch.listen_at(door).and_then(|()| self.watch_end(door, token));
+            listens.map_err(|error| error.to_string())?;
+        }
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         known.tokens = tokens;
         known.inbox = inbox;

@@ -11,7 +11,7 @@ use crate::host::Host;
 
 const MAGIC: [u8; 8] = *b"kvx-shm\0";
 /// Of the messages, of the pages that two engines share, and of what is in their rings.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// A step of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

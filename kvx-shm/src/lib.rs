@@ -14,6 +14,7 @@ linux! {
     mod chunks;
     mod config;
     mod crew;
+    mod door;
     mod engine;
     mod error;
     mod greet;

@@ -15,13 +15,14 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 
+use crate::door::{Door, Knocker, Porch};
 use crate::host::Reach;
 use crate::message::Message;
 use crate::record::{ALIGN, Header, PAD};
 use crate::sys::page::{ForeignPage, OwnPage};
 use crate::sys::socket;
 
-const MAGIC: u64 = 0x6b76_7873_686d_0002;
+const MAGIC: u64 = 0x6b76_7873_686d_0003;
 const AT_MAGIC: usize = 0;
 const AT_TAIL: usize = 128;
 const AT_HEAD: usize = 256;
@@ -138,40 +139,31 @@ pub(crate) struct Link {
     over: AtomicBool,
     /// When the bell was rung last, by the other side's count of its sleeps.
     rung: AtomicU32,
-    doors: Doors,
+    /// Where this side's program is woken, if not at the door of all connections.
+    door: Option<OwnedFd>,
+    /// For the peer's door.
+    knocker: Knocker,
     /// When the other side's door was knocked at last, by its count of listening.
     knocked: AtomicU32,
-}
-
-/// Where the two sides' programs, not their threads, are woken.
-#[derive(Debug)]
-pub(crate) struct Doors {
-    /// This side's, where the peer knocks.
-    pub(crate) here: OwnedFd,
-    /// The peer's, at which to knock.
-    pub(crate) there: OwnedFd,
 }
 
 /// This side of a connection that is being made: its page, and its door.
 #[derive(Debug)]
 pub(crate) struct Mine {
     page: OwnPage,
-    door: OwnedFd,
-    /// The end of the door that is the peer's.
-    given: OwnedFd,
+    door: Door,
 }
 
 impl Mine {
-    pub(crate) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new(porch: &Porch) -> std::io::Result<Self> {
         let page = OwnPage::new("kvx-shm-link", PAGE)?;
         page.word64(AT_MAGIC).store(MAGIC, Relaxed);
-        let (door, given) = socket::door()?;
-        Ok(Self { page, door, given })
+        Ok(Self { page, door: porch.door()? })
     }
 
     /// What the peer is sent: this page, the table of this engine, and the door.
     pub(crate) fn carried<'a>(&'a self, table: &'a OwnTable) -> [BorrowedFd<'a>; 3] {
-        [self.page.fd(), table.fd(), self.given.as_fd()]
+        [self.page.fd(), table.fd(), self.door.given.as_fd()]
     }
 }
 
@@ -189,8 +181,9 @@ impl Link {
         reach: Reach,
         mine: Mine,
         theirs: Theirs,
+        same_user: bool,
     ) -> Result<Self, String> {
-        let [page, table, there] = theirs;
+        let [page, table, given] = theirs;
         let theirs = ForeignPage::map(&page, PAGE)?;
         if theirs.load64(AT_MAGIC) != MAGIC {
             return Err("the page of the connection is of another version".into());
@@ -206,7 +199,8 @@ impl Link {
             regions,
             over: AtomicBool::new(false),
             rung: AtomicU32::new(0),
-            doors: Doors { here: mine.door, there },
+            door: mine.door.own,
+            knocker: Knocker::new(given, same_user)?,
             knocked: AtomicU32::new(0),
         })
     }
@@ -334,7 +328,7 @@ impl Link {
         if listens % 2 == 1 && self.knocked.swap(listens, Relaxed) != listens {
             // Counted before and after, so that whoever sees the same count twice has heeded all of it.
             self.mine.word32(AT_KNOCKS).fetch_add(1, SeqCst);
-            socket::knock(&self.doors.there);
+            self.knocker.knock();
             self.mine.word32(AT_KNOCKS).fetch_add(1, SeqCst);
         }
     }
@@ -344,9 +338,9 @@ impl Link {
         self.theirs.load32(AT_KNOCKS)
     }
 
-    /// Where the peer knocks.
-    pub(crate) fn door(&self) -> &OwnedFd {
-        &self.doors.here
+    /// Where the peer knocks, if not at the door of all connections.
+    pub(crate) const fn door(&self) -> Option<&OwnedFd> {
+        self.door.as_ref()
     }
 
     /// Begins to copy out of the peer's memory. `None` when that is not allowed any more.
@@ -419,10 +413,11 @@ mod tests {
     /// A connection, and the page by which the peer speaks.
     fn link() -> (Link, OwnPage, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        let (theirs, table) = (Mine::new().unwrap(), OwnTable::new().unwrap());
+        let porch = Porch::new(true).unwrap();
+        let (theirs, table) = (Mine::new(&porch).unwrap(), OwnTable::new().unwrap());
         let carried = theirs.carried(&table).map(|fd| fd.try_clone_to_owned().unwrap());
-        let mine = Mine::new().unwrap();
-        let link = Link::new(here.into(), None, 0, Reach::Yes, mine, carried).unwrap();
+        let mine = Mine::new(&porch).unwrap();
+        let link = Link::new(here.into(), None, 0, Reach::Yes, mine, carried, true).unwrap();
         (link, theirs.page, there)
     }
 

@@ -8,6 +8,10 @@ use crate::engine::Shared;
 use crate::state::State;
 use crate::sys::socket;
 
+/// How many polls in a row that find nothing go by before the door of all connections is heeded all the same: somebody may have
+/// knocked whose connection is over.
+const EMPTY: u32 = 64;
+
 impl Shared {
     pub(crate) fn poll(&self, events: &mut Events) {
         let mut state = self.lock();
@@ -34,7 +38,6 @@ impl Shared {
             if !state.events.is_empty() {
                 break;
             }
-            self.signal_no_more(&mut state);
             if !self.heed(&mut state) {
                 break;
             }
@@ -49,8 +52,22 @@ impl Shared {
         }
     }
 
-    /// Heeds knocks: doors are quiet until there is more, and then peers knock again. Returns whether there is more already.
+    /// Makes the descriptor unreadable, as there are no events any more, and heeds knocks: doors are quiet until there is more,
+    /// and then peers knock again. Returns whether there is more already.
     fn heed(&self, state: &mut State) -> bool {
+        let common = self.porch.is_common();
+        let mut clears = std::mem::take(&mut state.signalled);
+        if common {
+            state.empty += 1;
+            clears |= state.empty >= EMPTY || has_knocked(state);
+        }
+        if clears {
+            // Before looking who has knocked: a knock that this takes is then seen.
+            self.porch.clear();
+            state.empty = 0;
+        } else if common {
+            return false;
+        }
         let mut heard = false;
         let State { open, peers, .. } = state;
         for peer in open.values() {
@@ -58,7 +75,9 @@ impl Shared {
             let Some(link) = &known.link else { continue };
             let knocks = link.knocks();
             if knocks != known.heeded {
-                socket::heed(link.door());
+                if let Some(door) = link.door() {
+                    socket::heed(door);
+                }
                 known.heeded = knocks;
                 heard = true;
             }
@@ -78,6 +97,16 @@ impl Shared {
             self.signal(state);
         }
     }
+}
+
+/// Whether a peer has knocked since that was heeded.
+fn has_knocked(state: &State) -> bool {
+    state.open.values().any(|peer| {
+        let known = state.peers.get(*peer);
+        known.is_some_and(|known| {
+            known.link.as_ref().is_some_and(|link| link.knocks() != known.heeded)
+        })
+    })
 }
 
 /// Forgets what an event that is given was kept for. Returns whether the thread that sleeps on the sockets can go on.

@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub(crate) events: VecDeque<Event>,
     /// Whether the descriptor is readable.
     pub(crate) signalled: bool,
+    /// Polls in a row that found nothing.
+    pub(crate) empty: u32,
     /// How many regions and transfers use this side's memory that has a descriptor, by its number.
     pub(crate) segments: HashMap<u64, usize>,
     /// Lanes whose first job can be taken.
