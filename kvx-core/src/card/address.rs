@@ -44,6 +44,13 @@ impl Address {
         Self { host, port }
     }
 
+    /// The same host, and another port.
+    #[must_use]
+    pub const fn with_port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
     /// The host.
     #[must_use]
     pub const fn host(&self) -> &Host {

@@ -21,6 +21,7 @@ pub struct PeerPlan {
     pub(super) shapes: Vec<Shape>,
     /// First and one past the last layer.
     pub(super) layers: (u32, u32),
+    shares: Vec<Share>,
 }
 
 /// Tensors that take the same pieces of a request: those of one cache group of the producer and one of the consumer whose
@@ -91,7 +92,14 @@ impl PeerPlan {
         }
         bands.sort_by_key(|band| (band.nests[0].to.region, band.nests[0].to.base));
         let classes = classes.into_iter().map(|(class, _)| class).collect();
-        Ok(Self { classes, bands, shapes, layers: (first, end) })
+        let shares = pair.shares.clone();
+        Ok(Self { classes, bands, shapes, layers: (first, end), shares })
+    }
+
+    /// What is moved: some heads of each of these tensors, sorted by tensor and head.
+    #[must_use]
+    pub fn shares(&self) -> &[Share] {
+        &self.shares
     }
 
     /// Memory that the plan takes, in bytes.
@@ -104,6 +112,7 @@ impl PeerPlan {
         });
         size_of_val(self)
             + size_of_val(&*self.classes)
+            + size_of_val(&*self.shares)
             + shapes.sum::<usize>()
             + bands.sum::<usize>()
     }

@@ -64,6 +64,7 @@
 //! quiet, as its [contract](crate::backend) demands.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -162,6 +163,21 @@ impl Port {
     #[must_use]
     pub fn backend_name(&self) -> &'static str {
         self.inner.backend.name()
+    }
+
+    /// A descriptor that becomes readable when [`poll`](Self::poll) has something to do, where the backend has one: for
+    /// programs that sleep on several things at once. See [`wants_poll`](Self::wants_poll).
+    #[must_use]
+    pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.backend.event_fd()
+    }
+
+    /// Whether it must be polled again before long though no descriptor says so: the backend has none and something is in
+    /// flight, or it had no room and nothing is.
+    #[must_use]
+    pub fn wants_poll(&self) -> bool {
+        let state = self.inner.lock();
+        state.only_time_helps() || !self.inner.capabilities.event_fd && !state.transfers.is_empty()
     }
 
     /// Counters of the whole port.
