@@ -5,12 +5,15 @@ use kvx_core::registry::{self, Registration};
 use kvx_core::{Error, Result};
 
 pub mod control;
+pub mod engine;
 mod form;
 pub mod integrity;
 pub mod protocol;
+pub mod rank;
 pub mod scheduler;
 mod select;
 pub mod ticket;
+pub mod worker;
 
 pub use select::{Choice, Considered, Policy, Reason, Verdict, choose, offers, open};
 

@@ -1,4 +1,5 @@
 //! Digests agree across any two shapes, and only where the bytes do.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeMap;
 
@@ -59,7 +60,13 @@ fn both_sides(scene: &Scene, grain: u64, spoil: Option<u64>) -> Option<Vec<(Buck
                     mine[region].read_at(at, &mut byte).unwrap();
                     mine[region].write_at(at, &[byte[0] ^ 0x10]).unwrap();
                 }
-                let rows = rows((from, to), pair, scene.tokens, &scene.range, &scene.layers);
+                let rows = rows(
+                    (from, to),
+                    &PeerPlan::compile(from, to, pair).unwrap(),
+                    scene.tokens,
+                    &scene.range,
+                    &scene.layers,
+                );
                 let extent = |layout, regions, tables| Extent { layout, regions, tables };
                 let there = digest(extent(from, &theirs, &tables.0), &rows, grain).unwrap();
                 let here = digest(extent(to, &mine, &tables.1), &rows, grain).unwrap();

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use kvx_core::layout::{CacheGroup, Granularity, GroupKind, RankLayout, Tensor, TensorKey};
 use kvx_core::memory::Region;
-use kvx_core::plan::{BlockTable, Pair};
+use kvx_core::plan::{BlockTable, PeerPlan};
 use kvx_core::{Error, Result, wire};
 use serde::{Deserialize, Serialize};
 
@@ -76,13 +76,13 @@ pub const MAX_BUCKETS: usize = 1 << 16;
 #[must_use]
 pub fn rows(
     (producer, consumer): (&RankLayout, &RankLayout),
-    pair: &Pair,
+    plan: &PeerPlan,
     tokens: u64,
     range: &Range<u64>,
     layers: &Range<u32>,
 ) -> Vec<Rows> {
     let mut list = Vec::new();
-    for share in pair.shares.iter().filter(|share| layers.contains(&share.key.layer)) {
+    for share in plan.shares().iter().filter(|share| layers.contains(&share.key.layer)) {
         let (Some(from), Some(to)) = (producer.tensor(share.key), consumer.tensor(share.key))
         else {
             continue;

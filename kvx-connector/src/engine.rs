@@ -1,0 +1,371 @@
+//! An engine in one process: all ranks of a replica, and the names of leases and attempts. For engines without a scheduler of
+//! their own, and for tests.
+//!
+//! The producer [publishes](Engine::publish) a request's blocks and gives the [`Ticket`] to whoever decodes; the consumer
+//! [fetches](Engine::fetch) it into blocks of its own.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvx_core::backend::TransferBackend;
+use kvx_core::card::{Address, EngineName};
+use kvx_core::facts::Facts;
+use kvx_core::id::Incarnation;
+use kvx_core::layout::RankLayout;
+use kvx_core::memory::Region;
+use kvx_core::{Error, Result};
+
+use crate::control::{Control, ControlConfig, RemoteIdentity, Security};
+use crate::protocol::peers::Choosing;
+use crate::protocol::user::Prove;
+use crate::protocol::{Access, Attempt, LeaseName, Part, Reason, RequestNumber, TransferKey};
+use crate::rank::{FetchOrder, FetchReport, GrantOrder, RankSetup};
+use crate::ticket::{Parts, Table, Ticket, TicketGroup};
+use crate::worker::{FetchFailure, Fetching, Granted, Worker};
+
+/// What an engine is made of.
+#[derive(Debug)]
+pub struct EngineSetup {
+    /// Its name.
+    pub name: EngineName,
+    /// Where its control channels listen: a host, and a port of 0 to take any. The first rank's serves the cards.
+    pub listen: Address,
+    /// Who may talk to it.
+    pub security: Security,
+    /// What must be equal on both sides.
+    pub facts: Facts,
+    /// Its ranks, in the order of the replica.
+    pub ranks: Vec<RankParts>,
+    /// For how long a lease holds without a heartbeat.
+    pub ttl: Duration,
+    /// For how long a lease holds at most.
+    pub hard: Duration,
+    /// Within which time a fetch must end.
+    pub deadline: Duration,
+    /// Whether digests are compared before what was fetched is confirmed.
+    pub digests: bool,
+}
+
+/// One rank.
+pub struct RankParts {
+    /// Its layout.
+    pub layout: RankLayout,
+    /// Its memory, in the layout's order.
+    pub regions: Vec<Region>,
+    /// Its backends.
+    pub backends: Vec<Arc<dyn TransferBackend>>,
+    /// Which of them for whom.
+    pub choosing: Box<dyn Choosing>,
+}
+
+impl fmt::Debug for RankParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RankParts")
+            .field("coords", self.layout.coords())
+            .field("regions", &self.regions.len())
+            .field("backends", &self.backends)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EngineSetup {
+    /// An engine with the usual times: leases of 30 s, an hour at most, fetches within 60 s.
+    #[must_use]
+    pub const fn new(
+        name: EngineName,
+        listen: Address,
+        security: Security,
+        facts: Facts,
+        ranks: Vec<RankParts>,
+    ) -> Self {
+        Self {
+            name,
+            listen,
+            security,
+            facts,
+            ranks,
+            ttl: Duration::from_secs(30),
+            hard: Duration::from_secs(3600),
+            deadline: Duration::from_secs(60),
+            digests: false,
+        }
+    }
+}
+
+/// All ranks of one replica of an engine. See the [module's documentation](self).
+#[derive(Debug)]
+pub struct Engine {
+    workers: Vec<Worker>,
+    layouts: Vec<RankLayout>,
+    name: EngineName,
+    life: Incarnation,
+    cards: Address,
+    ttl: Duration,
+    hard: Duration,
+    deadline: Duration,
+    digests: bool,
+    leases: AtomicU64,
+    attempts: AtomicU64,
+}
+
+impl Engine {
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Control::start`], [`Control::listen`] and [`Worker::start`];
+    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config) without ranks.
+    pub fn start(setup: EngineSetup) -> Result<Self> {
+        let life = Incarnation::random()?;
+        let layouts: Vec<RankLayout> = setup.ranks.iter().map(|rank| rank.layout.clone()).collect();
+        let mut workers: Vec<Worker> = Vec::new();
+        let mut cards = None;
+        for rank in setup.ranks {
+            let incarnation = Incarnation::random()?;
+            let me = RemoteIdentity {
+                engine: setup.name.clone(),
+                incarnation,
+                rank: Some(*rank.layout.coords()),
+            };
+            let control = Control::start(ControlConfig::new(me, setup.security.clone()))?;
+            // The first takes the address that was asked for, the others any port of that host.
+            let wanted = match workers.is_empty() {
+                true => setup.listen.clone(),
+                false => setup.listen.clone().with_port(0),
+            };
+            let address = control.listen(&wanted)?;
+            cards.get_or_insert_with(|| address.clone());
+            let names = (setup.name.clone(), incarnation, life);
+            let seed = seed_of(&incarnation);
+            let facts = setup.facts.clone();
+            let rank_setup = RankSetup::new(
+                names,
+                address,
+                facts,
+                (rank.layout, rank.regions),
+                rank.backends,
+                rank.choosing,
+                seed,
+            );
+            workers.push(Worker::start(rank_setup.with_replica(layouts.clone()), control)?);
+        }
+        let (Some(first), Some(cards)) = (workers.first(), cards) else {
+            return Err(Error::config("engine", "an engine without ranks"));
+        };
+        first.serve(workers.iter().map(Worker::card).collect())?;
+        Ok(Self {
+            layouts,
+            name: setup.name,
+            life,
+            cards,
+            ttl: setup.ttl,
+            hard: setup.hard,
+            deadline: setup.deadline,
+            digests: setup.digests,
+            leases: AtomicU64::new(1),
+            attempts: AtomicU64::new(1),
+            workers,
+        })
+    }
+
+    /// Where its cards are served.
+    pub const fn address(&self) -> &Address {
+        &self.cards
+    }
+
+    /// Its ranks.
+    pub fn workers(&self) -> &[Worker] {
+        &self.workers
+    }
+
+    /// Leases the blocks that hold the cache of a request's `tokens` tokens, one table per cache group. They must not change
+    /// until the [`Published`] says that the lease is over.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): not one table per cache group.
+    pub fn publish(
+        &self,
+        key: TransferKey,
+        tokens: u64,
+        tables: &[Table],
+    ) -> Result<Published<'_>> {
+        let groups = self.layouts.first().map(RankLayout::groups).unwrap_or_default();
+        if groups.len() != tables.len() {
+            return Err(Error::misuse("publish", "there must be one block table per cache group")
+                .with_context("groups", groups.len())
+                .with_context("tables", tables.len()));
+        }
+        let number = self.leases.fetch_add(1, Ordering::Relaxed);
+        let lease = LeaseName { owner: self.life, number, epoch: 0 };
+        let part = Part { number: 0, group: None, layers: 0..u32::MAX, tokens: 0..tokens };
+        let (parts, total) = match tokens {
+            0 => (Vec::new(), 0),
+            _ => (vec![part], 1),
+        };
+        let order = GrantOrder {
+            lease,
+            key: key.clone(),
+            access: Access::Read,
+            tables: tables.to_vec(),
+            ttl: self.ttl,
+            hard: self.hard,
+            parts,
+            total: Some(total),
+            stages: 0,
+        };
+        let granted = self.workers.iter().map(|worker| worker.grant(order.clone())).collect();
+        let group = |(group, table): (&kvx_core::layout::CacheGroup, &Table)| TicketGroup {
+            kind: group.kind,
+            block_tokens: group.block_tokens,
+            table: table.clone(),
+        };
+        let ticket = Ticket {
+            key,
+            engine: self.name.clone(),
+            cards: self.cards.clone(),
+            replica: self.layouts.first().map_or(0, |layout| layout.coords().dp),
+            tp: self.layouts.first().map_or(1, |layout| layout.coords().grid.tp),
+            lease,
+            ttl: self.ttl,
+            tokens,
+            parts: Parts::Whole,
+            groups: groups.iter().zip(tables).map(group).collect(),
+        };
+        Ok(Published { engine: self, ticket, granted })
+    }
+
+    /// Reads tokens `range` of what `ticket` leases into blocks of this engine's, one table per cache group. It must be awaited
+    /// before the blocks are used, or used for something else: also when it is no longer wanted ([`Fetch::abort`]).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Worker::fetch`], and [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): the range is not inside of what is
+    /// leased.
+    pub fn fetch(&self, ticket: &Ticket, range: Range<u64>, tables: &[Table]) -> Result<Fetch> {
+        if range.start > range.end || range.end > ticket.tokens {
+            return Err(Error::misuse("fetch", "the range is not inside of what is leased")
+                .with_context("range", format!("{range:?}"))
+                .with_context("tokens", ticket.tokens));
+        }
+        let number = self.attempts.fetch_add(1, Ordering::Relaxed);
+        let (parts, total) = match (ticket.parts, ticket.tokens) {
+            (_, 0) => (Vec::new(), Some(0)),
+            (Parts::Whole, tokens) => (
+                vec![Part { number: 0, group: None, layers: 0..u32::MAX, tokens: 0..tokens }],
+                Some(1),
+            ),
+            _ => (Vec::new(), None),
+        };
+        let order = FetchOrder {
+            request: RequestNumber(number),
+            key: ticket.key.clone(),
+            engine: ticket.engine.clone(),
+            address: ticket.cards.clone(),
+            replica: ticket.replica,
+            lease: ticket.lease,
+            access: Access::Read,
+            attempt: Attempt { user: self.life, number },
+            tokens: ticket.tokens,
+            range,
+            theirs: ticket.groups.iter().map(|group| group.table.clone()).collect(),
+            ours: tables.to_vec(),
+            parts,
+            total,
+            deadline: self.deadline,
+            begin: true,
+            prove: Prove::Whole,
+            digests: self.digests,
+            stages: (0, 0),
+        };
+        let ranks =
+            self.workers.iter().map(|worker| worker.fetch(order.clone())).collect::<Result<_>>()?;
+        Ok(Fetch { ranks })
+    }
+}
+
+/// A number out of what is random already.
+fn seed_of(incarnation: &Incarnation) -> u64 {
+    let mut seed = [0; 8];
+    seed.copy_from_slice(&incarnation.as_bytes()[..8]);
+    u64::from_le_bytes(seed)
+}
+
+/// A request's blocks under a lease.
+#[derive(Debug)]
+#[must_use = "its blocks are in use until it is over"]
+pub struct Published<'a> {
+    engine: &'a Engine,
+    ticket: Ticket,
+    granted: Vec<Granted>,
+}
+
+impl Published<'_> {
+    /// What the consumer is given.
+    pub const fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// Takes the blocks back: whoever reads them is told at once.
+    pub fn withdraw(&self, why: Reason) {
+        for worker in &self.engine.workers {
+            worker.withdraw(self.ticket.lease, why);
+        }
+    }
+
+    /// Waits until the lease is over at every rank, and the blocks may be used again. Gives why it ended, where ranks differ
+    /// everything but [`Reason::Done`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`](kvx_core::ErrorKind::Closed): a worker is gone.
+    pub async fn over(self) -> Result<Vec<Reason>> {
+        let mut reasons = BTreeSet::new();
+        for granted in self.granted {
+            reasons.insert(granted.await?);
+        }
+        if reasons.len() > 1 {
+            reasons.remove(&Reason::Done);
+        }
+        Ok(reasons.into_iter().collect())
+    }
+}
+
+/// A request under way at all ranks.
+#[derive(Debug)]
+#[must_use = "its blocks are in use until it has ended"]
+pub struct Fetch {
+    ranks: Vec<Fetching>,
+}
+
+impl Fetch {
+    /// Gives it up. It still has to be awaited.
+    pub fn abort(&self) {
+        self.ranks.iter().for_each(Fetching::abort);
+    }
+
+    /// Waits until every rank has ended. Gives what each moved.
+    ///
+    /// # Errors
+    ///
+    /// What failed first, in the order of ranks, with the blocks of all: those that are not proven good at every rank.
+    pub async fn over(self) -> std::result::Result<Vec<FetchReport>, FetchFailure> {
+        let mut reports = Vec::new();
+        let mut failure: Option<FetchFailure> = None;
+        for rank in self.ranks {
+            match (rank.await, &mut failure) {
+                (Ok(report), _) => reports.push(report),
+                (Err(failed), None) => failure = Some(failed),
+                (Err(failed), Some(first)) => {
+                    first.blocks.extend(failed.blocks);
+                    first.quarantined |= failed.quarantined;
+                }
+            }
+        }
+        failure.map_or(Ok(reports), Err)
+    }
+}

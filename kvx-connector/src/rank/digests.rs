@@ -1,0 +1,201 @@
+//! Comparing digests: between the last byte of a transfer and its report as settled, so before it is confirmed, while the lease
+//! still holds. A transfer whose digests differ has failed, and may be tried again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kvx_core::id::Incarnation;
+use kvx_core::wire::{Text, printable};
+use kvx_core::{Error, ErrorKind, Result, Retry};
+
+use super::channel::Channel;
+use super::fetch::{Fetch, borrowed};
+use super::frame::{self, Digests, MAX_WHY};
+use super::{Flying, Rank, Todo};
+use crate::integrity::{Answer, Digest, Extent, Question, digest, rows};
+use crate::protocol::{Access, LeaseName, Part, Reader, RequestNumber, TransferNumber, user};
+
+/// Transfers that have settled and whose digests are not compared yet. None waits for longer than [`PATIENCE`].
+#[derive(Debug, Default)]
+pub(super) struct Comparing {
+    list: BTreeMap<TransferNumber, Waiting>,
+}
+
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+struct Waiting {
+    request: RequestNumber,
+    until: Duration,
+    peer: Incarnation,
+    here: BTreeMap<u64, Digest>,
+    grain: u64,
+}
+
+/// An error as the other side is told it.
+fn why(error: &Error) -> Text<MAX_WHY> {
+    let mut text = printable(&error.to_string());
+    while text.len() > MAX_WHY {
+        text.pop();
+    }
+    Text::new(text).unwrap_or_default()
+}
+
+impl<C: Channel> Rank<C> {
+    /// Asks the other side for its digests of what has arrived.
+    pub(super) fn compare(
+        &mut self,
+        transfer: TransferNumber,
+        Flying { request, source, part }: &Flying,
+    ) {
+        match self.question(transfer, *request, *source, part) {
+            Ok(true) => {}
+            Ok(false) => self.compared(transfer, user::Outcome::Done),
+            Err(error) => self.differs(transfer, *request, error),
+        }
+    }
+
+    /// A transfer is given up: nobody waits for its digests any more.
+    pub(super) fn cancel_compare(&mut self, transfer: TransferNumber) {
+        if self.comparing.list.remove(&transfer).is_some() {
+            self.compared(transfer, user::Outcome::Cancelled);
+        }
+    }
+
+    /// It is not shown that what arrived is what was sent.
+    fn differs(&mut self, transfer: TransferNumber, request: RequestNumber, error: Error) {
+        let retry = error.retry() == Retry::Backoff;
+        self.note(request, error);
+        self.compared(transfer, user::Outcome::Failed { retry });
+    }
+
+    /// When the next answer is given up.
+    pub(super) fn digests_due(&self) -> Option<Duration> {
+        self.comparing.list.values().map(|waiting| waiting.until).min()
+    }
+
+    /// Gives up answers that do not come: in time, from those who are gone, and of requests that are over.
+    pub(super) fn give_up_digests(&mut self) {
+        let gone = |waiting: &Waiting| {
+            !self.sessions.values().any(|remote| remote.incarnation == waiting.peer)
+        };
+        let late: Vec<TransferNumber> = (self.comparing.list.iter())
+            .filter(|(_, waiting)| waiting.until <= self.now || gone(waiting))
+            .map(|(transfer, _)| *transfer)
+            .collect();
+        for transfer in late {
+            let Some(waiting) = self.comparing.list.remove(&transfer) else { continue };
+            let error = Error::peer("digests", "the other side did not give its digests in time")
+                .with_retry(Retry::Backoff);
+            self.differs(transfer, waiting.request, error);
+        }
+    }
+
+    fn compared(&mut self, transfer: TransferNumber, outcome: user::Outcome) {
+        self.todo.push_back(Todo::User(user::Input::Settled { transfer, outcome }));
+    }
+
+    /// Returns whether there is anything to be asked.
+    fn question(
+        &mut self,
+        transfer: TransferNumber,
+        request: RequestNumber,
+        source: u16,
+        part: &Part,
+    ) -> Result<bool> {
+        let Some(fetch) = self.fetches.get(&request) else { return Ok(false) };
+        let Some(Some(link)) = fetch.link(source) else { return Ok(false) };
+        let Fetch { order, .. } = fetch;
+        if order.access == Access::Write {
+            return Err(Error::unsupported("digests", "digests of what is written")
+                .with_remedy("compare digests where a request is read"));
+        }
+        let range = part.tokens.start.max(order.range.start)..part.tokens.end.min(order.range.end);
+        let layouts = (link.card.layout(), &self.layout);
+        let rows = rows(layouts, &link.plan, order.tokens, &range, &part.layers);
+        if rows.is_empty() {
+            return Ok(false);
+        }
+        let grain = self.layout.groups().iter().map(|group| group.block_tokens).max();
+        let grain = u64::from(grain.unwrap_or(1));
+        let tables = borrowed(&order.ours);
+        let extent = Extent { layout: &self.layout, regions: &self.regions, tables: &tables };
+        let here = digest(extent, &rows, grain)?;
+        let rank = u16::try_from(self.place.rank).unwrap_or(u16::MAX);
+        let reader = Reader { attempt: order.attempt, rank };
+        let (lease, peer) = (order.lease, link.incarnation);
+        let question = Question { rows, grain };
+        let ask = Digests::Ask { lease, reader, transfer: transfer.0, question };
+        self.comparing
+            .list
+            .insert(transfer, Waiting { request, until: self.now + PATIENCE, peer, here, grain });
+        self.send(peer, frame::digests(&ask), false);
+        Ok(true)
+    }
+
+    /// A message about digests.
+    pub(super) fn digests(&mut self, peer: Incarnation, message: Digests) {
+        match message {
+            Digests::Ask { lease, reader, transfer, question } => {
+                let answer = self.answer(lease, &question).map_err(|error| why(&error));
+                let tell = Digests::Tell { lease, reader, transfer, answer };
+                self.send(peer, frame::digests(&tell), false);
+            }
+            Digests::Tell { transfer, answer, .. } => {
+                let transfer = TransferNumber(transfer);
+                let waiting = self.comparing.list.remove(&transfer);
+                match waiting {
+                    Some(waiting) if waiting.peer == peer => self.judge(transfer, &waiting, answer),
+                    Some(waiting) => {
+                        self.comparing.list.insert(transfer, waiting);
+                    }
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// This side's digests, where it has the lease and the rows.
+    fn answer(&self, lease: LeaseName, question: &Question) -> Result<Answer> {
+        let Some(grant) = self.grants.get(&lease) else {
+            return Err(Error::peer("digests", "the lease is over").with_context("lease", lease));
+        };
+        let tables = borrowed(&grant.tables);
+        let extent = Extent { layout: &self.layout, regions: &self.regions, tables: &tables };
+        Ok(Answer { buckets: digest(extent, &question.rows, question.grain)? })
+    }
+
+    fn judge(
+        &mut self,
+        transfer: TransferNumber,
+        waiting: &Waiting,
+        answer: std::result::Result<Answer, Text<MAX_WHY>>,
+    ) {
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(why) => {
+                let error = Error::peer("digests", "the other side gives no digests")
+                    .with_context("why", why.as_str());
+                return self.differs(transfer, waiting.request, error);
+            }
+        };
+        let differing = answer.differing(&waiting.here);
+        if differing.is_empty() {
+            self.counts.digests_equal += 1;
+            return self.compared(transfer, user::Outcome::Done);
+        }
+        self.counts.digests_differing += 1;
+        let tokens: Vec<String> = differing
+            .iter()
+            .take(8)
+            .map(|bucket| format!("{}..{}", bucket * waiting.grain, (bucket + 1) * waiting.grain))
+            .collect();
+        let error = Error::new(ErrorKind::Fabric, "digests", "what arrived is not what was sent")
+            .with_context("tokens", tokens.join(", "))
+            .with_context("blocks_differing", differing.len())
+            .with_retry(Retry::Backoff);
+        tracing::error!(%error, "digests differ");
+        self.differs(transfer, waiting.request, error);
+    }
+}

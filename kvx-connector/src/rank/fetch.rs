@@ -1,0 +1,173 @@
+//! One request that a rank moves: what was ordered, by which way it goes, and what became of it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvx_core::layout::RankLayout;
+use kvx_core::plan::{BlockTable, Request, SegmentList};
+use kvx_core::port::TransferReport;
+use kvx_core::transfer::Mode;
+use kvx_core::{Error, Result};
+
+use super::orders::{FetchOrder, FetchReport};
+use crate::protocol::peers::{Link, Route, WantId};
+use crate::protocol::user::Unproven;
+use crate::protocol::{Access, Part};
+use crate::ticket::Table;
+
+/// A request that is not over, or whose blocks are quarantined.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    pub(super) order: FetchOrder,
+    pub(super) stage: Stage,
+    pub(super) begun: Duration,
+    pub(super) report: FetchReport,
+    /// The first error of a transfer: why it failed, if it does.
+    pub(super) error: Option<Arc<Error>>,
+    /// Sources that have proven each part, where parts are proven one by one.
+    pub(super) proven: std::collections::BTreeMap<u32, BTreeSet<u16>>,
+}
+
+/// How far it has come.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// It waits until the other engine's ranks are connected.
+    Routing {
+        want: WantId,
+        /// Whether it was admitted meanwhile.
+        begin: bool,
+    },
+    /// The lease machine has it.
+    Asked {
+        route: Arc<Route>,
+        /// For each of its sources, the link over which bytes are moved, if any are.
+        links: Vec<Option<usize>>,
+    },
+    /// It is over, and its blocks are kept.
+    Quarantined,
+}
+
+impl Fetch {
+    pub(super) fn new(order: FetchOrder, want: WantId, now: Duration) -> Self {
+        let begin = order.begin;
+        Self {
+            order,
+            stage: Stage::Routing { want, begin },
+            begun: now,
+            report: FetchReport::default(),
+            error: None,
+            proven: std::collections::BTreeMap::new(),
+        }
+    }
+
+    /// The link to a source, and whether it has one: `Some(None)` where nothing is moved.
+    pub(super) fn link(&self, source: u16) -> Option<Option<&Link>> {
+        let Stage::Asked { route, links } = &self.stage else { return None };
+        let link = links.get(usize::from(source))?;
+        Some(link.and_then(|index| route.links.get(index)))
+    }
+
+    pub(super) const fn mode(&self) -> Mode {
+        match self.order.access {
+            Access::Read => Mode::Read,
+            Access::Write => Mode::Write,
+        }
+    }
+
+    /// Lists what is to be moved of a part over a link. Empty where nothing of it is asked for.
+    pub(super) fn segments(
+        &self,
+        link: &Link,
+        part: &Part,
+        limits: &kvx_core::capability::Limits,
+        list: &mut SegmentList,
+    ) -> Result<bool> {
+        let order = &self.order;
+        let range = part.tokens.start.max(order.range.start)..part.tokens.end.min(order.range.end);
+        if range.is_empty() || part.layers.is_empty() {
+            return Ok(false);
+        }
+        if part.group.is_some() {
+            return Err(Error::unsupported("fetch", "a part of one cache group only")
+                .with_context("part", part.number)
+                .with_remedy("publish parts of all groups, by layers and tokens"));
+        }
+        let (ours, theirs) = (borrowed(&order.ours), borrowed(&order.theirs));
+        let (producer, consumer) = match order.access {
+            Access::Read => (&theirs, &ours),
+            Access::Write => (&ours, &theirs),
+        };
+        let request = Request::whole(order.tokens, producer, consumer)
+            .with_range(range)
+            .with_layers(part.layers.clone());
+        link.plan.segments(&request, self.mode(), limits, list)?;
+        Ok(!list.is_empty())
+    }
+
+    /// Enters what a transfer was.
+    pub(super) fn add(&mut self, backend: &str, moved: &TransferReport) {
+        self.report.bytes += moved.bytes;
+        self.report.segments += moved.segments;
+        self.report.transfers += 1;
+        let transport = match &moved.route {
+            Some(route) => format!("{backend}/{}/{route}", moved.transport),
+            None => format!("{backend}/{}", moved.transport),
+        };
+        self.report.transports.insert(transport);
+    }
+
+    /// This engine's blocks of which something is not proven good, as (group, id): all that hold a token of a part that some
+    /// source has not proven.
+    pub(super) fn spoilt(
+        &self,
+        unproven: &[Unproven],
+        layout: &RankLayout,
+    ) -> BTreeSet<(u16, u32)> {
+        let order = &self.order;
+        let known = |number: u32| order.parts.iter().find(|part| part.number == number);
+        let complete =
+            order.total.is_some_and(|total| order.parts.len() as u64 == u64::from(total));
+        // A token is good where every source has proven a part with it. Without knowing all parts, only what is known counts.
+        let good = |token_start: u64, token_end: u64| {
+            !unproven.is_empty()
+                && unproven.iter().all(|source| {
+                    let covers = |number: &u32| {
+                        known(*number).is_some_and(|part| {
+                            part.tokens.start <= token_start && token_end <= part.tokens.end
+                        })
+                    };
+                    // Layers of one range of tokens may be in several parts: all of them must be proven.
+                    let touching = order.parts.iter().filter(|part| {
+                        part.tokens.start < token_end && token_start < part.tokens.end
+                    });
+                    complete
+                        && source.proven.iter().any(covers)
+                        && touching.into_iter().all(|part| source.proven.contains(&part.number))
+                })
+        };
+        let mut spoilt = BTreeSet::new();
+        for (group, (spec, table)) in (0_u16..).zip(layout.groups().iter().zip(&order.ours)) {
+            let tokens = u64::from(spec.block_tokens);
+            for (entry, id) in (table.first..).zip(&table.ids) {
+                if spec.null_block == Some(*id) {
+                    continue;
+                }
+                let is_state = spec.kind == kvx_core::layout::GroupKind::State;
+                let (start, end) = match is_state {
+                    true => (order.range.start, order.range.end),
+                    false => (entry * tokens, (entry + 1) * tokens),
+                };
+                let (start, end) = (start.max(order.range.start), end.min(order.range.end));
+                if start < end && !good(start, end) {
+                    spoilt.insert((group, *id));
+                }
+            }
+        }
+        spoilt
+    }
+}
+
+pub(super) fn borrowed(tables: &[Table]) -> Vec<BlockTable<'_>> {
+    tables.iter().map(Table::as_plan).collect()
+}

@@ -1,0 +1,638 @@
+//! One run: a producer and a consumer of random shapes, one request after another over the same blocks, and everything that can
+//! go wrong.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use kvx_connector::protocol::peers::Place;
+use kvx_connector::protocol::user::Prove;
+use kvx_connector::protocol::{
+    Access, Attempt, LeaseName, Part, Plant, Reason, RequestNumber, TransferKey,
+};
+use kvx_connector::rank::{FetchOrder, GrantOrder, RankEvent, RankSetup};
+use kvx_connector::ticket::Table;
+use kvx_core::plan::Pairing;
+use kvx_mock::sim::Weather;
+use kvx_mock::{Fabric, Preset};
+use kvx_tests::oracle::{Oracle, Scene};
+use rand::RngExt as _;
+use rand_chacha::ChaCha8Rng;
+
+use crate::engine::Engine;
+use crate::net::Net;
+
+/// What was seen of a run that broke nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) published: u64,
+    pub(crate) ready: u64,
+    pub(crate) failed: u64,
+    pub(crate) aborted: u64,
+    pub(crate) quarantined: u64,
+    pub(crate) killed: u64,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.published += other.published;
+        self.ready += other.ready;
+        self.failed += other.failed;
+        self.aborted += other.aborted;
+        self.quarantined += other.quarantined;
+        self.killed += other.killed;
+    }
+}
+
+/// What a promise that was broken looks like.
+pub(crate) type Verdict<T = ()> = Result<T, String>;
+
+const TTL: Duration = Duration::from_millis(400);
+const HARD: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(3);
+
+/// A lease that the producer granted, while some rank has not freed it.
+struct Lease {
+    name: LeaseName,
+    serial: u64,
+    freed: Vec<bool>,
+    withdrawn: bool,
+}
+
+/// An attempt of the consumer, while some rank has not ended it.
+struct Try {
+    request: RequestNumber,
+    serial: u64,
+    begun: Duration,
+    /// For each rank, whether it has ended, and whether its blocks are still kept.
+    ended: Vec<bool>,
+    kept: Vec<bool>,
+    ready: usize,
+}
+
+pub(crate) struct World<'a> {
+    scene: &'a Scene,
+    oracle: Oracle<'a>,
+    /// The producers' bytes, before they are made a serial's.
+    base: Vec<Vec<Vec<u8>>>,
+    fabric: Fabric,
+    preset: Preset,
+    net: Rc<RefCell<Net>>,
+    weather: Weather,
+    rng: ChaCha8Rng,
+    now: Duration,
+    producer: Engine,
+    consumer: Engine,
+    lease: Option<Lease>,
+    /// The last ticket that was given out: its lease, and the serial.
+    ticket: Option<(LeaseName, u64)>,
+    attempt: Option<Try>,
+    /// What the consumer's memory holds that nobody may change: by which number its noise was made.
+    noise: u64,
+    serial: u64,
+    next_attempt: u64,
+    digests: bool,
+    since_stop: Duration,
+    /// Why the last request failed.
+    last_error: String,
+    /// `KVX_SAY` is set.
+    says: bool,
+    tally: Tally,
+    /// A fault of the machines of leases.
+    plant: Option<Plant>,
+}
+
+fn places_differ(ranks: &[kvx_core::layout::RankLayout]) -> bool {
+    let places: std::collections::BTreeSet<_> =
+        ranks.iter().map(|rank| Place::from(rank.coords())).collect();
+    places.len() == ranks.len()
+}
+
+fn index(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+/// A byte of a serial.
+fn key(serial: u64, at: u64) -> u8 {
+    let mixed = (serial << 20 ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
+}
+
+fn tables(tables: &[kvx_tests::oracle::Table]) -> Vec<Table> {
+    tables.iter().map(|table| Table { first: table.first, ids: table.ids.clone() }).collect()
+}
+
+impl<'a> World<'a> {
+    pub(crate) fn new(
+        scene: &'a Scene,
+        seed: u64,
+        preset: Preset,
+        mut rng: ChaCha8Rng,
+        net_rng: ChaCha8Rng,
+        plant: Option<Plant>,
+    ) -> Option<Self> {
+        let (producers, consumers) = (&scene.producer.ranks, &scene.consumer.ranks);
+        // A second grid beside the first has ranks of the same place: no engine is so.
+        if ![producers, consumers].into_iter().all(|ranks| places_differ(ranks)) {
+            return None;
+        }
+        let pairing = Pairing::new(producers, consumers, 0).ok()?;
+        let oracle = Oracle::new(scene, pairing.pairs()).ok()?;
+        let memory = oracle.memory().ok()?;
+        let base = (0..producers.len())
+            .map(|rank| {
+                let regions = producers[rank].regions().len();
+                (0..regions)
+                    .map(|region| memory.producer(rank, region).unwrap_or_default().to_vec())
+                    .collect()
+            })
+            .collect();
+        let fabric = Fabric::manual(seed);
+        let producer = Engine::new("p", producers.clone(), &mut rng);
+        let consumer = Engine::new("c", consumers.clone(), &mut rng);
+        let names: Vec<std::sync::Arc<str>> = [&producer, &consumer]
+            .iter()
+            .flat_map(|engine| (0..engine.layouts.len()).map(|rank| engine.rank_name(rank).into()))
+            .collect();
+        Some(Self {
+            weather: Weather::new(&fabric, &names),
+            scene,
+            oracle,
+            base,
+            fabric,
+            preset,
+            net: Net::new(net_rng),
+            digests: rng.random_ratio(1, 3),
+            rng,
+            now: Duration::ZERO,
+            producer,
+            consumer,
+            lease: None,
+            ticket: None,
+            attempt: None,
+            noise: 0,
+            serial: 0,
+            next_attempt: 1,
+            since_stop: Duration::ZERO,
+            last_error: String::new(),
+            says: std::env::var_os("KVX_SAY").is_some(),
+            tally: Tally::default(),
+            plant,
+        })
+    }
+
+    pub(crate) fn run(mut self, steps: u32) -> Verdict<Tally> {
+        self.open(true, false)?;
+        self.open(false, false)?;
+        self.scribble()?;
+        for _ in 0..steps {
+            self.act()?;
+            self.pass()?;
+        }
+        self.quieten()?;
+        Ok(self.tally)
+    }
+
+    fn open(&mut self, producing: bool, again: bool) -> Verdict {
+        let engine = if producing { &mut self.producer } else { &mut self.consumer };
+        let plant = self.plant;
+        let config = |setup: &mut RankSetup| {
+            setup.user.hold_every = TTL / 4;
+            setup.user.grace = Duration::from_millis(200);
+            setup.plant = plant;
+        };
+        for _ in 0..50 {
+            match engine.open(&self.fabric, &self.preset, again, &self.net, &mut self.rng, config) {
+                Ok(()) => return Ok(()),
+                // A rule of the weather made registering fail. Lives that were opened so far are gone again.
+                Err(error) if again => {
+                    let _ = error;
+                    for rank in 0..engine.layouts.len() {
+                        let _dead = self.fabric.kill(&engine.rank_name(rank));
+                    }
+                }
+                Err(error) => return Err(format!("open: {error}")),
+            }
+        }
+        Err("an engine cannot be opened again".into())
+    }
+
+    /// Something that an engine, or the world, does.
+    fn act(&mut self) -> Verdict {
+        match self.rng.random_range(0..100) {
+            0..20 => self.publish()?,
+            20..45 => self.fetch()?,
+            45..48 => self.abort(),
+            48..50 => self.withdraw(),
+            50..53 => self.net.borrow_mut().break_one(),
+            53..60 => {
+                self.weather.change().map_err(|error| format!("the weather: {error}"))?;
+            }
+            60 => {
+                let producing = self.rng.random_ratio(1, 2);
+                self.kill(producing)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Time passes, and everybody looks.
+    fn pass(&mut self) -> Verdict {
+        let micros = match self.rng.random_range(0..40) {
+            0 => self.rng.random_range(0..600_000),
+            1..10 => self.rng.random_range(0..20_000),
+            _ => self.rng.random_range(0..500),
+        };
+        self.advance(Duration::from_micros(micros))
+    }
+
+    fn advance(&mut self, by: Duration) -> Verdict {
+        self.now += by;
+        self.fabric.advance_by(by);
+        self.net.borrow_mut().advance(self.now);
+        for producing in [true, false] {
+            for rank in 0..self.engine(producing).lives.len() {
+                let engine = self.engine(producing);
+                if self.weather.is_stopped(&engine.rank_name(rank)) {
+                    self.since_stop = self.now;
+                    continue;
+                }
+                let clock = engine.clock(self.now);
+                let engine = if producing { &mut self.producer } else { &mut self.consumer };
+                let life = &mut engine.lives[rank];
+                life.rank.step(clock);
+                let mut events = Vec::new();
+                while let Some(event) = life.rank.next_event() {
+                    events.push(event);
+                }
+                for event in events {
+                    self.heard(producing, rank, event)?;
+                }
+            }
+        }
+        self.check_times()
+    }
+
+    /// Says what happens, where that was asked for.
+    fn note(&self, what: impl FnOnce() -> String) {
+        if self.says {
+            eprintln!("{:?} {}", self.now, what());
+        }
+    }
+
+    fn engine(&self, producing: bool) -> &Engine {
+        if producing { &self.producer } else { &self.consumer }
+    }
+
+    /// Fills the producers' memory with a serial's bytes.
+    fn fill(&self, serial: u64) -> Verdict {
+        for (life, base) in self.producer.lives.iter().zip(&self.base) {
+            for (region, base) in life.regions.iter().zip(base) {
+                let bytes: Vec<u8> =
+                    (0_u64..).zip(base).map(|(at, byte)| byte ^ key(serial, at)).collect();
+                region.write_at(0, &bytes).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the consumers' memory with noise.
+    fn scribble(&mut self) -> Verdict {
+        self.noise += 1;
+        for (rank, life) in self.consumer.lives.iter().enumerate() {
+            for region in &life.regions {
+                let bytes: Vec<u8> =
+                    (0..region.bytes()).map(|at| self.noise_at(rank, at)).collect();
+                region.write_at(0, &bytes).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn noise_at(&self, rank: usize, at: u64) -> u8 {
+        key(u64::MAX - self.noise, at + (rank as u64) * 7)
+    }
+
+    fn publish(&mut self) -> Verdict {
+        if self.lease.is_some() || self.producer.lives.is_empty() {
+            return Ok(());
+        }
+        self.serial += 1;
+        self.fill(self.serial)?;
+        let name =
+            LeaseName { owner: self.producer.life, number: self.producer.next_number, epoch: 0 };
+        self.producer.next_number += 1;
+        let parts = self.parts();
+        let order = GrantOrder {
+            lease: name,
+            key: TransferKey::new(format!("r{}", self.serial))
+                .map_err(|error| error.to_string())?,
+            access: Access::Read,
+            tables: tables(&self.scene.producer.tables),
+            ttl: TTL,
+            hard: HARD,
+            total: Some(1),
+            parts,
+            stages: 0,
+        };
+        for life in &mut self.producer.lives {
+            life.rank.grant(order.clone());
+        }
+        self.tally.published += 1;
+        self.note(|| format!("publish {name}"));
+        self.ticket = Some((name, self.serial));
+        let freed = vec![false; self.producer.lives.len()];
+        self.lease = Some(Lease { name, serial: self.serial, freed, withdrawn: false });
+        Ok(())
+    }
+
+    /// The request's parts: the range that is asked for, and those layers.
+    fn parts(&self) -> Vec<Part> {
+        let tokens = 0..self.scene.tokens;
+        vec![Part { number: 0, group: None, layers: self.scene.layers.clone(), tokens }]
+    }
+
+    fn fetch(&mut self) -> Verdict {
+        let Some((lease, serial)) = self.ticket else { return Ok(()) };
+        if self.attempt.is_some() || self.consumer.lives.is_empty() {
+            return Ok(());
+        }
+        // Nothing of earlier attempts has moved since they ended.
+        self.check_noise()?;
+        self.scribble()?;
+        let request = RequestNumber(self.next_attempt);
+        self.next_attempt += 1;
+        let parts = self.parts();
+        let mut order = FetchOrder {
+            request,
+            key: TransferKey::new(format!("r{serial}")).map_err(|error| error.to_string())?,
+            engine: "p".parse().map_err(|error: kvx_core::Error| error.to_string())?,
+            address: self.producer.address(0),
+            replica: 0,
+            lease,
+            access: Access::Read,
+            attempt: Attempt { user: self.consumer.life, number: request.0 },
+            tokens: self.scene.tokens,
+            range: self.scene.range.clone(),
+            theirs: tables(&self.scene.producer.tables),
+            ours: tables(&self.scene.consumer.tables),
+            total: Some(1),
+            parts,
+            deadline: DEADLINE,
+            begin: true,
+            prove: Prove::Whole,
+            digests: self.digests,
+            stages: (0, 0),
+        };
+        if self.rng.random_ratio(1, 4) {
+            order.prove = Prove::EachPart;
+        }
+        for rank in 0..self.consumer.lives.len() {
+            let clock = self.consumer.clock(self.now);
+            self.consumer.lives[rank]
+                .rank
+                .fetch(clock, order.clone())
+                .map_err(|error| error.to_string())?;
+        }
+        self.note(|| format!("fetch {} of {lease}", request.0));
+        let ranks = self.consumer.lives.len();
+        self.attempt = Some(Try {
+            request,
+            serial,
+            begun: self.now,
+            ended: vec![false; ranks],
+            kept: vec![false; ranks],
+            ready: 0,
+        });
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        if let Some(attempt) = &self.attempt {
+            for life in &mut self.consumer.lives {
+                life.rank.abort(attempt.request);
+            }
+        }
+    }
+
+    fn withdraw(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.withdrawn = true;
+            for life in &mut self.producer.lives {
+                life.rank.withdraw(lease.name, Reason::Preempted);
+            }
+        }
+    }
+
+    /// All ranks of an engine die, and come again as another life.
+    fn kill(&mut self, producing: bool) -> Verdict {
+        self.tally.killed += 1;
+        let engine = if producing { &mut self.producer } else { &mut self.consumer };
+        for (rank, life) in engine.lives.iter().enumerate() {
+            let name = engine.rank_name(rank);
+            self.fabric.kill(&name).map_err(|error| error.to_string())?;
+            self.weather.reborn(&name);
+            self.net.borrow_mut().kill(life.process);
+        }
+        engine.lives.clear();
+        if producing {
+            self.lease = None;
+            self.open(true, true)
+        } else {
+            self.attempt = None;
+            self.open(false, true)?;
+            self.scribble()
+        }
+    }
+
+    fn heard(&mut self, producing: bool, rank: usize, event: RankEvent) -> Verdict {
+        self.note(|| format!("{} {rank}: {event:?}", if producing { 'p' } else { 'c' }));
+        match event {
+            RankEvent::Freed { lease, .. } if producing => self.freed(rank, lease),
+            RankEvent::Ready { request, .. } => self.ready(rank, request),
+            RankEvent::Failed { request, quarantined, error, report, .. } => {
+                self.last_error = format!("rank {rank}: {error}; {report:?}");
+                self.tally.failed += 1;
+                self.ended(rank, request, quarantined)
+            }
+            RankEvent::Aborted { request, quarantined } => {
+                self.tally.aborted += 1;
+                self.ended(rank, request, quarantined)
+            }
+            RankEvent::Unquarantined { request } => {
+                if let Some(attempt) = self.attempt.as_mut().filter(|one| one.request == request) {
+                    attempt.kept[rank] = false;
+                }
+                self.close_attempt()
+            }
+            RankEvent::PartReady { .. } => Ok(()),
+            other => Err(format!("unexpected: {other:?}")),
+        }
+    }
+
+    fn freed(&mut self, rank: usize, name: LeaseName) -> Verdict {
+        let Some(lease) = self.lease.as_mut().filter(|lease| lease.name == name) else {
+            return Err(format!("rank {rank} frees {name}, which is not open"));
+        };
+        if std::mem::replace(&mut lease.freed[rank], true) {
+            return Err(format!("rank {rank} frees {name} twice"));
+        }
+        // This rank's blocks are used again, for something else.
+        let serial = lease.serial;
+        let life = &self.producer.lives[rank];
+        for region in &life.regions {
+            let bytes: Vec<u8> = (0..region.bytes()).map(|at| !key(serial, at)).collect();
+            region.write_at(0, &bytes).map_err(|error| error.to_string())?;
+        }
+        if lease.freed.iter().all(|freed| *freed) {
+            self.lease = None;
+        }
+        Ok(())
+    }
+
+    fn mine(&mut self, rank: usize, request: RequestNumber) -> Verdict<&mut Try> {
+        let Some(attempt) = self.attempt.as_mut().filter(|one| one.request == request) else {
+            return Err(format!("rank {rank} ends request {}, which is not open", request.0));
+        };
+        if std::mem::replace(&mut attempt.ended[rank], true) {
+            return Err(format!("rank {rank} ends request {} twice", request.0));
+        }
+        Ok(attempt)
+    }
+
+    /// Everything that this rank needs is there, and nothing else has changed.
+    fn ready(&mut self, rank: usize, request: RequestNumber) -> Verdict {
+        let attempt = self.mine(rank, request)?;
+        attempt.ready += 1;
+        let serial = attempt.serial;
+        self.tally.ready += 1;
+        for (number, region) in (0_u32..).zip(&self.consumer.lives[rank].regions) {
+            let mut bytes = vec![0; index(region.bytes())];
+            region.read_at(0, &mut bytes).map_err(|error| error.to_string())?;
+            for (at, byte) in (0_u64..).zip(bytes) {
+                let wanted = match self.oracle.origin(rank, number, at) {
+                    Some(from) => {
+                        let base =
+                            self.base[from.rank as usize][from.region as usize][index(from.offset)];
+                        base ^ key(serial, from.offset)
+                    }
+                    None => self.noise_at(rank, at),
+                };
+                if byte != wanted {
+                    let origin = self.oracle.origin(rank, number, at);
+                    return Err(format!(
+                        "request {} (serial {serial}) is ready at rank {rank}, and byte {at} of region {number} is \
+                         {byte:#x}, not {wanted:#x} (from {origin:?})",
+                        request.0
+                    ));
+                }
+            }
+        }
+        self.close_attempt()
+    }
+
+    fn ended(&mut self, rank: usize, request: RequestNumber, quarantined: bool) -> Verdict {
+        let attempt = self.mine(rank, request)?;
+        attempt.kept[rank] = quarantined;
+        if quarantined {
+            self.tally.quarantined += 1;
+        }
+        self.close_attempt()
+    }
+
+    /// When all ranks have ended and nothing is kept, the blocks are the engine's again.
+    fn close_attempt(&mut self) -> Verdict {
+        let over = self.attempt.as_ref().is_some_and(|attempt| {
+            attempt.ended.iter().all(|ended| *ended) && attempt.kept.iter().all(|kept| !*kept)
+        });
+        if over {
+            self.attempt = None;
+            self.scribble()?;
+        }
+        Ok(())
+    }
+
+    /// Nobody has written where nobody may.
+    fn check_noise(&self) -> Verdict {
+        for (rank, life) in self.consumer.lives.iter().enumerate() {
+            for (number, region) in life.regions.iter().enumerate() {
+                let mut bytes = vec![0; index(region.bytes())];
+                region.read_at(0, &mut bytes).map_err(|error| error.to_string())?;
+                for (at, byte) in (0_u64..).zip(bytes) {
+                    if byte != self.noise_at(rank, at) {
+                        return Err(format!(
+                            "byte {at} of region {number} of consumer {rank} changed after everything had ended"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever happens, a request ends in time, unless its process stands still.
+    fn check_times(&self) -> Verdict {
+        let bound = DEADLINE * 12 / 10 + Duration::from_secs(8);
+        match &self.attempt {
+            Some(attempt) if attempt.ended.iter().any(|ended| !ended) => {
+                let since = attempt.begun.max(self.since_stop);
+                if self.now > since + bound {
+                    return Err(format!(
+                        "request {} has not ended after {:?}",
+                        attempt.request.0,
+                        self.now - attempt.begun
+                    ));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All faults end: everything is over in time, the next request is served, and nothing is left.
+    fn quieten(&mut self) -> Verdict {
+        self.weather.clear().map_err(|error| error.to_string())?;
+        self.net.borrow_mut().foul = false;
+        self.settle(Duration::from_secs(60), "what was under way is over", |world| {
+            world.attempt.is_none() && world.lease.is_none()
+        })?;
+        for round in 0.. {
+            let before = self.tally.ready;
+            self.publish()?;
+            self.fetch()?;
+            self.settle(Duration::from_secs(60), "the last request is over", |world| {
+                world.attempt.is_none() && world.lease.is_none()
+            })?;
+            if self.tally.ready == before + self.consumer.lives.len() as u64 {
+                break;
+            }
+            // Some peer may still be thought to be there that is not: the fabric takes its time to say so.
+            let later = self.now + Duration::from_secs(1);
+            self.settle(Duration::from_secs(2), "time passes", |world| world.now >= later)?;
+            if round > 20 {
+                for life in &self.consumer.lives {
+                    self.note(|| format!("{:#?} {:?}", life.rank.peers(), life.rank));
+                }
+                return Err(format!("in fair weather no request is served: {}", self.last_error));
+            }
+        }
+        self.check_noise()?;
+        // Leases of requests that were aborted early are still being released.
+        self.settle(Duration::from_secs(30), "nothing is left", |world| {
+            let lives = world.producer.lives.iter().chain(&world.consumer.lives);
+            lives.into_iter().all(|life| life.rank.open() == (0, 0))
+        })
+    }
+
+    fn settle(&mut self, within: Duration, what: &str, done: impl Fn(&Self) -> bool) -> Verdict {
+        let until = self.now + within;
+        while !done(self) {
+            if self.now > until {
+                return Err(format!("not in {within:?}: {what}"));
+            }
+            self.advance(Duration::from_micros(500))?;
+        }
+        Ok(())
+    }
+}
