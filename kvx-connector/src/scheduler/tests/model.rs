@@ -281,7 +281,10 @@ impl Engine {
     fn finish(&mut self, a: u8, b: u8) {
         let all = [Stage::Waiting, Stage::Loading, Stage::Running];
         let Some(at) = self.pick(a, &all) else { return };
-        let live = self.live.remove(at);
+        let mut live = self.live.remove(at);
+        if live.stage == Stage::Running && b & 16 == 0 {
+            live.computed = live.ask.prompt;
+        }
         if live.stage == Stage::Waiting && b & 64 != 0 {
             self.c.rejected(&live.ask.request());
             return;
@@ -353,7 +356,9 @@ impl Engine {
             let mut end = LoadEnd::new(*attempt, outcome, "");
             let load = &self.loads[attempt];
             if outcome != LoadOutcome::Loaded {
-                end.blocks = load.local[0].ids.iter().take(1).map(|id| (0, *id)).collect();
+                // Not the same at each rank.
+                let bad = load.local[usize::from(rank)].ids.iter().take(1);
+                end.blocks = bad.map(|id| (rank, *id)).collect();
                 self.bad.entry(*attempt).or_default().extend(&end.blocks);
             }
             report.loads.push(end);
@@ -449,7 +454,7 @@ proptest! {
     fn whatever_an_engine_does_nothing_leaks_and_nothing_is_freed_early(
         host_buffer: bool,
         pool: bool,
-        acts in proptest::collection::vec((0..11_u8, any::<u8>(), any::<u8>()), 0..150),
+        acts in proptest::collection::vec((0..13_u8, any::<u8>(), any::<u8>()), 0..150),
     ) {
         let mut engine = Engine::new(host_buffer, pool);
         for act in acts {

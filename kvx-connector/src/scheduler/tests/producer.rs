@@ -314,3 +314,24 @@ fn a_table_that_ends_before_the_tokens_is_refused_and_nothing_is_held() {
     assert!(error.to_string().contains("ends before the tokens do"), "{error}");
     p.assert_idle();
 }
+
+/// What did not fit the step is not copied any more once its request is gone: its blocks may be another's by then.
+#[test]
+fn what_waits_to_be_copied_is_forgotten_with_its_request() {
+    let mut config = config("prefill-0", &[attention(16)]);
+    config.host_buffer = true;
+    let mut p = connector(config);
+    let count = StepMetadata::MAX_ITEMS + 1;
+    let asks: Vec<_> = (0..count).map(|i| Ask::new(&format!("r{i}"), 32, for_decode())).collect();
+    for ask in &asks {
+        p.on_new_request(&ask.request()).unwrap();
+        p.after_alloc(&ask.id, &tables(&[&[1, 2]]), 0).unwrap();
+    }
+    let at = |ask| Scheduled { request: ask, computed: 0, tokens: 16, appended: &[] };
+    let scheduled: Vec<_> = asks.iter().map(|ask| at(&ask.id)).collect();
+    let step = p.build_step(&scheduled, NOW).unwrap();
+    assert_eq!((step.expects.len(), step.saves.len()), (count - 1, count - 1));
+    p.finish(&asks[count - 1], FinishStatus::Aborted, 16, &[&[1, 2]]);
+    // No worker has heard of its lease, either.
+    assert!(p.step().is_empty());
+}

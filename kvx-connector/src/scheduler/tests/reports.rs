@@ -59,7 +59,7 @@ fn failed_blocks_are_those_of_all_ranks_and_told_once() {
     let end = failed(attempt, LoadOutcome::Failed, &[(0, 43)]);
     assert!(c.load_end(1, end.clone()).is_empty());
     assert!(c.load_end(1, end.clone()).is_empty());
-    let updates = c.load_end(0, failed(attempt, LoadOutcome::Failed, &[(0, 42), (0, 43)]));
+    let updates = c.load_end(0, failed(attempt, LoadOutcome::Failed, &[(0, 42)]));
     assert_eq!(updates.failed.len(), 1);
     assert_eq!(updates.failed[0].blocks, set(&[(0, 42), (0, 43)]));
     assert_eq!((updates.failed[0].computed, updates.failed[0].then), (32, OnFailure::Fail));
