@@ -185,6 +185,71 @@ impl Sabotage for BareNotDelivered {
     }
 }
 
+/// When the peer is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    Never,
+    AtTheNextPoll,
+    Twice,
+}
+
+/// Is done within the call with whatever has a notification, but does not notify as it must.
+pub(crate) struct DoneAtOnce {
+    told: Told,
+    own: Own,
+    later: Later,
+    queue: Queue,
+}
+
+impl DoneAtOnce {
+    pub(crate) fn new(told: Told) -> Self {
+        Self { told, own: Own::default(), later: Later::default(), queue: Queue::default() }
+    }
+
+    /// Moves the data, and waits for that. What else happens is kept.
+    fn carry_out(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        let id = self.own.next();
+        let submitted = Post { id, notify: None, ..post }.to(at)?;
+        let mut settled = submitted != Submit::Submitted;
+        while !settled {
+            let mut events = Events::with_limit(64);
+            at.backend.poll(&mut events);
+            for event in events.drain() {
+                settled |= matches!(event, Event::Settled { id: which, .. } if which == id);
+                for event in without_own(event) {
+                    self.queue.push(at, event);
+                }
+            }
+        }
+        Ok(submitted)
+    }
+}
+
+impl Sabotage for DoneAtOnce {
+    fn submit(&self, at: &At, post: Post<'_>) -> Result<Submit> {
+        if post.notify.is_none() {
+            return post.to(at);
+        }
+        if !post.segments.is_empty() && self.carry_out(at, post)? == Submit::Full {
+            return Ok(Submit::Full);
+        }
+        let note = || Post { id: self.own.next(), segments: &[], ..post };
+        match self.told {
+            Told::Never => {}
+            Told::AtTheNextPoll => self.later.hold(at, 1, note().held()),
+            Told::Twice => {
+                let _ = (note().to(at)?, note().to(at)?);
+            }
+        }
+        Ok(Submit::Done { route: None })
+    }
+
+    fn poll(&self, at: &At, events: &mut Events) {
+        self.later.poll(at);
+        self.queue.give(at, events, without_own);
+    }
+}
+
 /// Has room for many, gives what fits, and forgets the rest.
 #[derive(Default)]
 pub(crate) struct EventsLost;

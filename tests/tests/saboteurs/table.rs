@@ -18,8 +18,8 @@ use crate::meeting::{
     RepeatedOffer, SameIncarnation, WaitsForFinish,
 };
 use crate::notes::{
-    BareNotDelivered, EventsLost, NotifiedBeforeData, NotifiedThoughCancelled, NotifiedToWrongPeer,
-    NotifiedTwice, Received, Sent,
+    BareNotDelivered, DoneAtOnce, EventsLost, NotifiedBeforeData, NotifiedThoughCancelled,
+    NotifiedToWrongPeer, NotifiedTwice, Received, Sent, Told,
 };
 use crate::outcome::{ClosingFails, Fails, LateAnswer};
 use crate::wrapper::Sabotage;
@@ -81,6 +81,9 @@ saboteurs! {
         longest_notification_cut => Sent(notes::longest_cut),
         oversize_cut => Sent(notes::oversize_cut),
         inline_not_notified => Sent(notes::inline_not_notified),
+        done_and_never_notified => DoneAtOnce::new(Told::Never),
+        done_and_notified_at_the_next_poll => DoneAtOnce::new(Told::AtTheNextPoll),
+        done_and_notified_twice => DoneAtOnce::new(Told::Twice),
         events_lost_in_small_buffer => EventsLost,
         notified_though_cancelled => NotifiedThoughCancelled::default(),
 

@@ -88,6 +88,15 @@ pub(crate) const GROUP: Group = Group {
         )
         .needs(&[writes, notes]),
         Clause::new(
+            "notify.of_what_is_done",
+            Point::Notified,
+            "Where a batch is done within the call its data is there by then, and its notification on its way: it arrives, once, \
+             though the program that posted it does not poll again.",
+            &["done_and_never_notified", "done_and_notified_at_the_next_poll", "done_and_notified_twice"],
+            of_what_is_done,
+        )
+        .needs(&[writes, notes]),
+        Clause::new(
             "notify.small_buffer",
             Point::Notified,
             "Events that a poll has no room for are given to the next: none is lost.",
@@ -342,6 +351,54 @@ fn inline(world: &World) -> Verdict {
     expected.sort();
     ensure!(found == expected, "{} notifications of 40 that were sent", found.len());
     lane.check("after 40 transfers of one byte")
+}
+
+/// What is not done within the call is waited for, and says nothing here.
+fn of_what_is_done(world: &World) -> Verdict {
+    let pair = world.pair()?;
+    let claims = pair.one.capabilities()?;
+    let mut lane = world.lane(&pair, 5000)?;
+    let (mut posted, mut done) = (0_usize, 0_u64);
+    for mode in modes(&lane)? {
+        for bytes in [0, 1, 64, 4096] {
+            for round in 0..4 {
+                let bytes = claims.limits.max_segment_bytes.min(bytes);
+                let segments = [lane.segment(round, 7 - round, bytes)];
+                let segments = &segments[..usize::from(bytes > 0)];
+                let (id, note) = (world.id(), world.note(&claims, posted as u64));
+                let heard = pair.other.notes().len();
+                ensure!(
+                    pair.one.submit(id, pair.at_one, mode, segments, Some(&note))?,
+                    "an empty queue is full"
+                );
+                posted += 1;
+                lane.apply(mode, segments);
+                if pair.one.settled(id).is_none() {
+                    world.done(&pair.one, &[id])?;
+                } else {
+                    done += 1;
+                    lane.check(&format!(
+                        "when a {mode} of {bytes} bytes was done within the call"
+                    ))?;
+                }
+                let what = format!("the notification of a {mode} of {bytes} bytes");
+                world.wait(&[&pair.other], &what, || Ok(pair.other.notes().len() > heard))?;
+                let last = pair.other.notes().pop();
+                ensure!(
+                    last == Some((pair.at_other, note.clone())),
+                    "{what} is {last:?}, must be {note:?} from {}",
+                    pair.at_other
+                );
+            }
+        }
+    }
+    world.settle_down(&[&pair.one, &pair.other])?;
+    let heard = pair.other.notes().len();
+    ensure!(
+        heard == posted,
+        "{heard} notifications of {posted} batches, {done} done within the call"
+    );
+    lane.check("after batches that were done within the call")
 }
 
 fn small_buffer(world: &World) -> Verdict {
