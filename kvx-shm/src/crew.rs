@@ -143,9 +143,9 @@ mod tests {
 
     const BYTES: u64 = 16 << 20;
 
-    /// Reads so many bytes again and again, until so many threads were seen in one job. Returns the most that were, and whether
-    /// any job had a crew.
-    fn most_in_a_job(threads: usize, bytes: u64, until: usize) -> (usize, bool) {
+    /// Reads so many bytes again and again, up to `jobs` times, until so many threads were seen in one job. Returns the most that
+    /// were, and whether any job had a crew.
+    fn most_in_a_job(threads: usize, bytes: u64, until: usize, jobs: u64) -> (usize, bool) {
         let options = format!("copy_threads={threads},inline_bytes=0").parse().unwrap();
         let options = crate::config::Options::read(&options).unwrap();
         let [one, other] = [0, 1].map(|_| ShmBackend::open(&options).unwrap());
@@ -159,7 +159,7 @@ mod tests {
         let segment = PostedSegment { local, remote, local_offset: 0, remote_offset: 0, bytes };
         let (mut most, mut crews, mut events) = (0, false, Events::with_limit(8));
         let begin = Instant::now();
-        for id in 0..50 {
+        for id in 0..jobs {
             let posted = one.submit(TransferId(id), peer, Mode::Read, &[segment], None);
             assert_eq!(posted.unwrap(), Submit::Submitted);
             let mut settled = false;
@@ -175,7 +175,7 @@ mod tests {
                     assert!(matches!(outcome, Outcome::Done { .. }), "{outcome:?}");
                     settled = true;
                 }
-                assert!(begin.elapsed() < Duration::from_secs(20), "{most} threads");
+                assert!(begin.elapsed() < Duration::from_secs(40), "{most} threads");
             }
             assert!(one.shared.lock().crews.is_empty());
             if most >= until {
@@ -187,12 +187,13 @@ mod tests {
 
     #[test]
     fn all_threads_are_in_a_large_job() {
-        assert_eq!(most_in_a_job(3, BYTES, 3), (3, true));
+        // On a busy machine they seldom run at the same time.
+        assert_eq!(most_in_a_job(3, BYTES, 3, 10_000), (3, true));
     }
 
     #[test]
     fn one_thread_is_in_a_job_that_is_not_large_or_where_there_is_no_other() {
-        assert_eq!(most_in_a_job(3, BYTES - 1, 1), (0, false));
-        assert_eq!(most_in_a_job(1, BYTES, 1), (0, false));
+        assert_eq!(most_in_a_job(3, BYTES - 1, 1, 50), (0, false));
+        assert_eq!(most_in_a_job(1, BYTES, 1, 50), (0, false));
     }
 }

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use kvx_core::backend::{PeerInfo, TransferBackend};
 use kvx_core::capability::{Capabilities, Limits, Revoke};
 use kvx_core::card::Offer;
+use kvx_core::config::BackendConfig;
 use kvx_core::id::PeerId;
 use kvx_core::memory::Region;
 use kvx_core::port::{Port, RegionSet, Transfer, TransferReport};
@@ -80,7 +81,14 @@ impl Fabrics {
         let offers = self.list.iter().map(|(name, fabric)| {
             let keys: Result<Vec<_>> =
                 fabric.set.ids().map(|id| fabric.port.key_blob(id)).collect();
-            Offer::new(*name, fabric.port.offer()?, keys?)
+            let offer = Offer::new(*name, fabric.port.offer()?, keys?)?;
+            // Who reads the card is told where this backend reaches.
+            match &fabric.port.capabilities().place {
+                Some(place) => {
+                    offer.with_options(BackendConfig::new().with("place", place.clone()))
+                }
+                None => Ok(offer),
+            }
         });
         offers.collect()
     }
