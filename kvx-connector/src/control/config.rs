@@ -107,7 +107,7 @@ pub struct Agreed {
 /// let while_keys_are_changed = Security::with_key(key).accepting(old);
 /// let on_one_host = Security::plaintext_on_loopback();
 /// let in_a_closed_network = Security::plaintext_on_loopback().and_beyond_loopback();
-/// # kvx_core::Result::Ok(())
+/// # Ok::<(), kvx_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Security {
