@@ -205,7 +205,9 @@ impl User {
                 continue;
             }
             let open = matches!(source.phase, Phase::Open { .. });
-            let writing = access == Access::Write && open && source.admitted && !over_new;
+            // Whoever has asked may still be answered from before, and that says nothing of another connection.
+            let asked = source.admitted || source.holds > 0;
+            let writing = access == Access::Write && open && asked && !over_new;
             if why == Why::PeerDown && !writing {
                 needed = true;
                 self.retime(number);
