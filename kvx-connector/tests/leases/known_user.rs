@@ -213,3 +213,24 @@ fn a_writer_waits_for_leave_and_for_its_writes() {
     assert_eq!(released_to(&out), [peer(1)]);
     assert!(user.now < ms(1));
 }
+
+/// An answer that was given over a connection before may still come: it must not let a writer write over the next one, where
+/// its owner takes it for gone. So whoever has asked fails, answered or not; a reader goes on.
+#[test]
+fn a_writer_that_has_asked_fails_with_its_connection() {
+    for (access, fails) in [(Access::Write, true), (Access::Read, false)] {
+        let mut user = Use::new();
+        // Nothing is known of its parts: it has to ask for them.
+        let mut unknown = ask(1, &[1], 0, access);
+        unknown.sources[0].total = None;
+        user.tell(Input::Ask(unknown));
+        let out = user.tell(Input::PeerReady { peer: peer(1) });
+        let asks = |output: &Output| matches!(output, Output::Send { .. });
+        assert!(out.iter().any(asks) && posts(&out).is_empty(), "{access:?}: {out:?}");
+        let mut out = user.tell(Input::PeerDown { peer: peer(1) });
+        out.extend(user.tell(Input::PeerReady { peer: peer(1) }));
+        out.extend(user.told_parts(1, 1, parts(1), Some(1)));
+        assert_eq!(failed(&out).is_some(), fails, "{access:?}: {out:?}");
+        assert_eq!(posts(&out).len(), usize::from(!fails), "{access:?}: {out:?}");
+    }
+}

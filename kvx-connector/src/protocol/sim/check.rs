@@ -84,6 +84,13 @@ impl World {
                 } else if name.owner == life && message.set().contains(message.reader().rank) {
                     let until = now + early_for;
                     let waiting = owner.early.entry(name).or_insert((until, Vec::new()));
+                    // A question that is asked again says newly how long it will be asked.
+                    if let ToOwner::Confirm(new) = message {
+                        waiting.1.retain(|(from, it)| {
+                            let ToOwner::Confirm(old) = it else { return true };
+                            (from, old.reader, old.nonce) != (peer, new.reader, new.nonce)
+                        });
+                    }
                     waiting.1.push((*peer, message.clone()));
                 }
             }
