@@ -10,6 +10,7 @@ mod fabric;
 mod failure;
 mod help;
 mod memory;
+pub mod metrics;
 mod model;
 mod options;
 mod output;
