@@ -50,6 +50,16 @@ impl Left {
             && now.mappings <= self.mappings
     }
 
+    /// The most of each.
+    pub(crate) fn most(&self, other: &Self) -> Self {
+        Self {
+            descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
+            mappings: self.mappings.max(other.mappings),
+            bytes: self.bytes.max(other.bytes),
+        }
+    }
+
     pub(crate) const fn covers(&self, now: &Self) -> bool {
         self.is_open(now) && now.bytes <= self.bytes + SLACK
     }

@@ -100,11 +100,11 @@ pub(crate) fn connections_leave_nothing_behind() {
     let count = times(100);
     let (one, other) = (open(), open());
     let memory = Region::host(1 << 20).unwrap();
-    let mut before = None;
+    let mut before = Left::count();
     for round in 0..count {
-        // What UCX keeps is there after some.
-        if round == count / 2 {
-            before = Some(Left::count());
+        // UCX keeps some things for a while, more or fewer of them: as many as there ever were after some connections.
+        if (count / 4..count / 2).contains(&round) {
+            before = before.most(&Left::count());
         }
         let pair = Pair::meet(&one, &other);
         let (local, remote) = pair.lane(&memory, &memory);
@@ -119,7 +119,7 @@ pub(crate) fn connections_leave_nothing_behind() {
             side.deregister(region).unwrap();
         }
     }
-    before.unwrap().is_all_that_is_left(&format!("{count} connections"));
+    before.is_all_that_is_left(&format!("{count} connections"));
 }
 
 /// A backend whose peers are alive but silent uses no processor.
