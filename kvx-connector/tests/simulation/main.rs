@@ -3,6 +3,7 @@
 //! has ended moves no more, and everything ends in time.
 
 mod engine;
+mod mad;
 mod net;
 mod world;
 
@@ -24,8 +25,12 @@ fn preset(seed: u64) -> Preset {
     }
 }
 
-/// A run of this seed; `None` where two engines came up that have nothing to say to each other.
-fn run(seed: u64, plant: Option<Plant>) -> Option<Result<Tally, String>> {
+/// A world of this seed, for what is done in it; `None` where two engines came up that have nothing to say to each other.
+fn within<T>(
+    seed: u64,
+    plant: Option<Plant>,
+    act: impl FnOnce(World<'_>, ChaCha8Rng) -> T,
+) -> Option<T> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let chance = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
@@ -40,7 +45,34 @@ fn run(seed: u64, plant: Option<Plant>) -> Option<Result<Tally, String>> {
         rng
     };
     let world = World::new(&scene, seed, preset(seed), stream(7), stream(8), plant)?;
-    Some(world.run(150))
+    Some(act(world, stream(9)))
+}
+
+fn run(seed: u64, plant: Option<Plant>) -> Option<Result<Tally, String>> {
+    within(seed, plant, |world, _| world.run(150))
+}
+
+/// A member that says anything to everybody, and says again what others said: nothing panics, nothing grows, nothing wrong is
+/// ever ready, and once it is silent everything is served. With `KVX_LONG=1` 10,000,000 frames.
+#[test]
+fn a_member_that_says_anything_harms_nobody_for_long() {
+    let long = std::env::var("KVX_LONG").is_ok_and(|value| value == "1");
+    let (frames, each) = if long { (10_000_000, 500_000) } else { (200_000, 20_000) };
+    let seeds = kvx_mock::sim::seeds(u64::MAX).unwrap();
+    let (mut all, mut heard) = (Tally::default(), mad::Heard::default());
+    for seed in seeds {
+        let Some(result) = within(seed, None, |world, rng| world.run_beside(each, rng)) else {
+            continue;
+        };
+        let (tally, one) = result.unwrap_or_else(|broken| panic!("KVX_SEED={seed}: {broken}"));
+        all.add(&tally);
+        heard.add(&one);
+        if heard.said >= frames {
+            break;
+        }
+    }
+    eprintln!("{heard:?}; {all:?}");
+    assert!(heard.bad > 0 && heard.sessions > 0 && all.ready > 0, "{heard:?}, {all:?}");
 }
 
 #[test]

@@ -48,7 +48,12 @@ pub(crate) struct Net {
     next: u64,
     /// Whether bad things happen.
     pub(crate) foul: bool,
+    /// What was sent lately, where somebody wants to know.
+    pub(crate) tap: Option<Vec<Vec<u8>>>,
 }
+
+/// Most messages that a tap keeps.
+const TAPPED: usize = 1024;
 
 impl Net {
     pub(crate) fn new(rng: ChaCha8Rng) -> Rc<RefCell<Self>> {
@@ -61,6 +66,7 @@ impl Net {
             queue: BTreeMap::new(),
             next: 0,
             foul: true,
+            tap: None,
         }))
     }
 
@@ -157,6 +163,15 @@ impl Net {
         self.processes[to].inbox.push_back(theirs);
     }
 
+    fn tapped(&mut self, bytes: &[u8]) {
+        let Some(tap) = &mut self.tap else { return };
+        if tap.len() < TAPPED {
+            tap.push(bytes.to_vec());
+        } else {
+            tap[self.rng.random_range(0..TAPPED)] = bytes.to_vec();
+        }
+    }
+
     /// Some session breaks, if there is one.
     pub(crate) fn break_one(&mut self) {
         let ends: Vec<u64> = self.ends.keys().copied().collect();
@@ -213,6 +228,7 @@ impl Channel for SimChannel {
         }
         let delay = net.delay();
         let now = net.now;
+        net.tapped(bytes);
         let Some(end) = net.ends.get_mut(&session.0) else { return false };
         end.last = end.last.max(now + delay);
         let (at, to) = (end.last, end.other);

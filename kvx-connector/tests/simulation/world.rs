@@ -20,6 +20,7 @@ use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
 use crate::engine::Engine;
+use crate::mad::{Heard, Mad};
 use crate::net::Net;
 
 /// What was seen of a run that broke nothing.
@@ -112,6 +113,13 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
+/// Bytes of memory that this process has.
+fn memory_in_use() -> Verdict<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").map_err(|error| error.to_string())?;
+    let pages = text.split(' ').nth(1).and_then(|word| word.parse::<u64>().ok());
+    pages.map(|pages| pages * 4096).ok_or_else(|| "no figure of memory".into())
+}
+
 /// A byte of a serial.
 fn key(serial: u64, at: u64) -> u8 {
     let mixed = (serial << 20 ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -191,6 +199,47 @@ impl<'a> World<'a> {
         }
         self.quieten()?;
         Ok(self.tally)
+    }
+
+    /// The same, while a member of the deployment that is out of its mind says `frames` things to everybody. Once it is silent,
+    /// all is as it was.
+    pub(crate) fn run_beside(mut self, frames: u64, rng: ChaCha8Rng) -> Verdict<(Tally, Heard)> {
+        self.open(true, false)?;
+        self.open(false, false)?;
+        self.scribble()?;
+        self.net.borrow_mut().tap = Some(Vec::new());
+        let mut mad = Mad::enter(&self.net, rng).map_err(|error| error.to_string())?;
+        let victims = |world: &Self| {
+            let of = |engine: &Engine| {
+                (0..engine.lives.len()).map(|rank| engine.address(rank)).collect()
+            };
+            let both: [Vec<_>; 2] = [of(&world.producer), of(&world.consumer)];
+            both.concat()
+        };
+        let mut used = None;
+        while mad.said < frames {
+            self.act()?;
+            mad.speak(&victims(&self), 3);
+            self.pass()?;
+            if mad.said > frames / 2 && used.is_none() {
+                used = Some(memory_in_use()?);
+            }
+        }
+        let heard = self.heard_of(&mad);
+        self.quieten()?;
+        if let Some(used) = used {
+            let grown = memory_in_use()?.saturating_sub(used);
+            if grown > 64 << 20 {
+                return Err(format!("{grown} bytes more than after half of {frames} frames"));
+            }
+        }
+        Ok((self.tally, heard))
+    }
+
+    fn heard_of(&self, mad: &Mad) -> Heard {
+        let lives = self.producer.lives.iter().chain(&self.consumer.lives);
+        let bad = lives.map(|life| life.rank.counts().bad_frames).sum();
+        Heard { said: mad.said, sessions: mad.sessions_had, bad }
     }
 
     fn open(&mut self, producing: bool, again: bool) -> Verdict {
