@@ -32,7 +32,7 @@ mod weather;
 pub use checker::{Checker, LifeId, Seen};
 pub use exchange::{Exchange, Report};
 pub use flight::Posted;
-pub use violation::{Failure, Violation};
+pub use violation::{Failure, Violation, ensure};
 pub use weather::Weather;
 
 use std::ops::Range;

@@ -25,31 +25,31 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// A run that broke a promise. Printed with its seed and the end of the event log.
+/// A run that broke a promise. Printed with its seed and the end of its log, whose entries are `E`.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Failure {
+pub struct Failure<E = Entry> {
     /// The seed of the run.
     pub seed: u64,
     /// When, in virtual time.
     pub at: Duration,
     /// What was broken.
     pub violation: Violation,
-    /// The newest entries of the event log, oldest first.
-    pub log: Vec<Entry>,
+    /// The newest entries of the log, oldest first.
+    pub log: Vec<E>,
 }
 
-impl fmt::Display for Failure {
+impl<E: fmt::Display> fmt::Display for Failure<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {}, after {:?}: {}", self.seed, self.at, self.violation)?;
-        writeln!(f, "KVX_SEED={} runs it again; the end of its event log:", self.seed)?;
+        writeln!(f, "KVX_SEED={} runs it again; the end of its log:", self.seed)?;
         self.log.iter().try_for_each(|entry| writeln!(f, "{entry}"))
     }
 }
 
-impl std::error::Error for Failure {}
+impl<E: fmt::Debug + fmt::Display> std::error::Error for Failure<E> {}
 
-/// Fails with a [`Violation`] unless a condition holds.
+/// Returns a [`Violation`] unless a condition holds: `ensure!(holds, "what is broken, with {values}")`.
+#[macro_export]
 macro_rules! ensure {
     ($holds:expr, $($text:tt)+) => {
         if !$holds {
@@ -57,4 +57,4 @@ macro_rules! ensure {
         }
     };
 }
-pub(super) use ensure;
+pub use ensure;

@@ -48,23 +48,12 @@ mod world;
 
 pub use script::Climate;
 
-use std::fmt;
 use std::time::Duration;
 
-use kvx_mock::sim::Violation;
+use kvx_mock::sim::{Failure, Violation, ensure};
 
 use super::plant::Plant;
 use world::World;
-
-/// Fails with a [`Violation`] unless a condition holds.
-macro_rules! ensure {
-    ($holds:expr, $($text:tt)+) => {
-        if !$holds {
-            return Err(kvx_mock::sim::Violation::new(format!($($text)+)));
-        }
-    };
-}
-use ensure;
 
 /// Most entries of the log that a failure shows.
 const TAIL: usize = 80;
@@ -100,30 +89,6 @@ pub struct Report {
     pub died: u64,
 }
 
-/// A run that broke a promise.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Failure {
-    /// The seed of the run.
-    pub seed: u64,
-    /// When, on the world's clock.
-    pub at: Duration,
-    /// What was broken.
-    pub violation: Violation,
-    /// The newest entries of the log, oldest first.
-    pub log: Vec<String>,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {}, after {:?}: {}", self.seed, self.at, self.violation)?;
-        writeln!(f, "KVX_SEED={} runs it again; the end of its log:", self.seed)?;
-        self.log.iter().try_for_each(|entry| writeln!(f, "{entry}"))
-    }
-}
-
-impl std::error::Error for Failure {}
-
 impl Leases {
     /// The run of this seed.
     #[must_use]
@@ -143,7 +108,7 @@ impl Leases {
     /// # Errors
     ///
     /// The first promise that was broken.
-    pub fn run(&self) -> Result<Report, Box<Failure>> {
+    pub fn run(&self) -> Result<Report, Box<Failure<String>>> {
         let mut world = World::new(self.seed, self.plant, false);
         if world.run().is_ok() {
             return Ok(world.report);
