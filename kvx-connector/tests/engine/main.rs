@@ -7,21 +7,63 @@ mod pair;
 use std::time::Duration;
 
 use kvx_connector::control::Key;
+use kvx_connector::engine::{EngineSetup, Fetch, Published};
 use kvx_connector::protocol::{Reason, TransferKey};
+use kvx_connector::ticket::{Table, Ticket};
 use kvx_core::layout::NamedLayout::{FlashAttentionHnd as Hnd, FlashAttentionNhd as Nhd};
+use kvx_core::layout::{Dtype, ModelGeometry};
 
-use pair::{Over, Shape, model, side};
+use pair::{Over, Shape, Side, model, side};
 
 fn key(text: &str) -> TransferKey {
     TransferKey::new(text).unwrap()
 }
 
+/// Two engines of one shape over shared memory, and a request's blocks in each.
+struct Two {
+    producer: Side,
+    consumer: Side,
+    theirs: Vec<Table>,
+    ours: Vec<Table>,
+}
+
+const TOKENS: u64 = 64;
+
+impl Two {
+    async fn new(
+        change_producer: impl FnOnce(&mut EngineSetup),
+        change_consumer: impl FnOnce(&mut EngineSetup),
+    ) -> Self {
+        let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
+        let shape = Shape::new(Hnd, 1, 1, 16);
+        let producer =
+            side("prefill", &model, shape, TOKENS, (&secret, &shm), change_producer).await;
+        let consumer =
+            side("decode", &model, shape, TOKENS, (&secret, &shm), change_consumer).await;
+        let (theirs, ours) = (producer.tables(TOKENS, 0), consumer.tables(TOKENS, 1));
+        producer.fill(&theirs, 0..TOKENS);
+        Self { producer, consumer, theirs, ours }
+    }
+
+    fn publish(&self, name: &str) -> Published<'_> {
+        self.producer.engine.publish(key(name), TOKENS, &self.theirs).unwrap()
+    }
+
+    fn fetch(&self, ticket: &Ticket) -> Fetch {
+        self.consumer.engine.fetch(ticket, 0..TOKENS, &self.ours).unwrap()
+    }
+}
+
 /// Moves a request from one shape to another, with digests, and looks at every byte.
 async fn moved(from: Shape, to: Shape, tokens: u64, over: &Over) {
-    let (secret, model) = (Key::generate().unwrap(), model());
-    let producer = side("prefill", &model, from, tokens, (&secret, over), |_| {}).await;
+    moved_of(&model(), from, to, tokens, over).await;
+}
+
+async fn moved_of(model: &ModelGeometry, from: Shape, to: Shape, tokens: u64, over: &Over) {
+    let secret = Key::generate().unwrap();
+    let producer = side("prefill", model, from, tokens, (&secret, over), |_| {}).await;
     let consumer =
-        side("decode", &model, to, tokens, (&secret, over), |setup| setup.digests = true).await;
+        side("decode", model, to, tokens, (&secret, over), |setup| setup.digests = true).await;
     let (theirs, ours) = (producer.tables(tokens, 0), consumer.tables(tokens, 1));
     producer.fill(&theirs, 0..tokens);
     let published = producer.engine.publish(key("r-1"), tokens, &theirs).unwrap();
@@ -63,57 +105,98 @@ async fn any_shape_to_any_other() {
 
 #[tokio::test]
 async fn requests_one_after_another_and_at_once_share_one_connection() {
-    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
-    let shape = Shape::new(Hnd, 1, 1, 16);
-    let producer = side("prefill", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let consumer = side("decode", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let (theirs, ours) = (producer.tables(64, 0), consumer.tables(64, 1));
-    producer.fill(&theirs, 0..64);
+    let two = Two::new(|_| {}, |_| {}).await;
     let mut all = Vec::new();
     for number in 0..20 {
-        let published = producer.engine.publish(key(&format!("r-{number}")), 64, &theirs).unwrap();
-        let fetch = consumer.engine.fetch(published.ticket(), 0..64, &ours).unwrap();
+        let published = two.publish(&format!("r-{number}"));
+        let fetch = two.fetch(published.ticket());
         all.push((published, fetch));
     }
     for (published, fetch) in all {
         fetch.over().await.unwrap();
         assert_eq!(published.over().await.unwrap(), [Reason::Done]);
     }
-    assert_eq!(consumer.wrong(&ours, 0..64), 0);
-    assert_eq!(consumer.engine.workers()[0].peers().len(), 1);
+    assert_eq!(two.consumer.wrong(&two.ours, 0..TOKENS), 0);
+    assert_eq!(two.consumer.engine.workers()[0].peers().len(), 1);
+}
+
+/// Known failure 3 (sglang#31295, PR#31968): two heads, of which each of four ranks needs one. And 2 and 4, through the whole.
+#[tokio::test]
+async fn fewer_heads_than_ranks() {
+    let two_heads = ModelGeometry::llama_like(6, 2, 16, Dtype::Bf16).unwrap();
+    let shm = Over::new("shm");
+    for (from, to) in [(1, 4), (2, 4), (8, 2), (4, 1)] {
+        let (from, to) = (Shape::new(Hnd, from, 1, 16), Shape::new(Hnd, to, 1, 16));
+        moved_of(&two_heads, from, to, 40, &shm).await;
+    }
+}
+
+/// Known failure 112 (vllm#44238): five requests at once, of eight blocks each: every one's bytes are its own.
+#[tokio::test]
+async fn requests_at_once_keep_to_their_own_blocks() {
+    const AT_ONCE: u32 = 5;
+    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
+    let shape = Shape::new(Hnd, 1, 1, 16);
+    let room = 8 * 16 * u64::from(AT_ONCE);
+    let producer = side("prefill", &model, shape, room, (&secret, &shm), |_| {}).await;
+    let digests = |setup: &mut EngineSetup| setup.digests = true;
+    let consumer = side("decode", &model, shape, room, (&secret, &shm), digests).await;
+    for round in 0..4_u32 {
+        let tokens = |request: u32| u64::from(request) * 128..u64::from(request + 1) * 128;
+        // Interleaved, and in another order on the other side.
+        let blocks = |request: u32, turn: u32| {
+            let ids = (0..8).map(|block| block * AT_ONCE + (request * turn + round) % AT_ONCE);
+            Table { first: u64::from(request) * 8, ids: ids.collect() }
+        };
+        let mut all = Vec::new();
+        for request in 0..AT_ONCE {
+            let (theirs, ours) = (blocks(request, 1), blocks(request, 2));
+            producer.fill(&from_the_first(&theirs), tokens(request));
+            let theirs = [Table { first: 0, ..theirs }];
+            let name = format!("r-{round}-{request}");
+            let published = producer.engine.publish(key(&name), 128, &theirs).unwrap();
+            let mine = [Table { first: 0, ..ours.clone() }];
+            let fetch = consumer.engine.fetch(published.ticket(), 0..128, &mine).unwrap();
+            all.push((request, ours, published, fetch));
+        }
+        for (request, ours, published, fetch) in all {
+            fetch.over().await.unwrap();
+            assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+            let wrong = consumer.wrong(&from_the_first(&ours), tokens(request));
+            assert_eq!(wrong, 0, "request {request} of round {round}");
+        }
+    }
+}
+
+/// A table that begins at a later block, as one that begins at the first: what is before it is never asked for.
+fn from_the_first(table: &Table) -> [Table; 1] {
+    let before = usize::try_from(table.first).unwrap();
+    let ids = std::iter::repeat_n(u32::MAX, before).chain(table.ids.iter().copied());
+    [Table { first: 0, ids: ids.collect() }]
 }
 
 /// Known failure 44 (vllm#20139, vllm#25897): the lease is over and the blocks are used again before they are read. Never ready.
 #[tokio::test]
 async fn what_was_read_after_the_lease_ended_is_never_ready() {
-    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
-    let shape = Shape::new(Hnd, 1, 1, 16);
-    let brief =
-        |setup: &mut kvx_connector::engine::EngineSetup| setup.ttl = Duration::from_millis(50);
-    let producer = side("prefill", &model, shape, 64, (&secret, &shm), brief).await;
-    let consumer = side("decode", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let (theirs, ours) = (producer.tables(64, 0), consumer.tables(64, 1));
-    let published = producer.engine.publish(key("r"), 64, &theirs).unwrap();
+    let brief = |setup: &mut EngineSetup| setup.ttl = Duration::from_millis(50);
+    let two = Two::new(brief, |_| {}).await;
+    let published = two.publish("r");
     let ticket = published.ticket().clone();
     assert_eq!(published.over().await.unwrap(), [Reason::Expired]);
-    let failure = consumer.engine.fetch(&ticket, 0..64, &ours).unwrap().over().await.unwrap_err();
-    assert_eq!(failure.blocks, ours[0].ids.iter().map(|id| (0, *id)).collect(), "{failure}");
+    let failure = two.fetch(&ticket).over().await.unwrap_err();
+    assert_eq!(failure.blocks, two.ours[0].ids.iter().map(|id| (0, *id)).collect(), "{failure}");
     assert!(!failure.quarantined);
 }
 
 #[tokio::test]
 async fn a_lease_that_is_taken_back_fails_its_reader_at_once() {
-    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
-    let shape = Shape::new(Hnd, 1, 1, 16);
-    let producer = side("prefill", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let consumer = side("decode", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let (theirs, ours) = (producer.tables(64, 0), consumer.tables(64, 1));
-    let published = producer.engine.publish(key("r"), 64, &theirs).unwrap();
+    let two = Two::new(|_| {}, |_| {}).await;
+    let published = two.publish("r");
     let ticket = published.ticket().clone();
     published.withdraw(Reason::Aborted);
     assert_eq!(published.over().await.unwrap(), [Reason::Aborted]);
     let begun = std::time::Instant::now();
-    let failure = consumer.engine.fetch(&ticket, 0..64, &ours).unwrap().over().await.unwrap_err();
+    let failure = two.fetch(&ticket).over().await.unwrap_err();
     // Whichever answer comes first: to the heartbeat, or to the confirmation.
     let told = ["aborted by the owner's engine", "ended before the last byte"];
     assert!(told.iter().any(|told| failure.to_string().contains(told)), "{failure}");
@@ -123,21 +206,15 @@ async fn a_lease_that_is_taken_back_fails_its_reader_at_once() {
 /// Known failure 76 (vllm#27083): another engine is at the address. The error names both and the address.
 #[tokio::test]
 async fn another_engine_at_the_address_is_named() {
-    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
-    let shape = Shape::new(Hnd, 1, 1, 16);
-    let producer = side("prefill", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let consumer = side("decode", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let (theirs, ours) = (producer.tables(64, 0), consumer.tables(64, 1));
-    let published = producer.engine.publish(key("r"), 64, &theirs).unwrap();
+    let two = Two::new(|_| {}, |_| {}).await;
+    let published = two.publish("r");
     let mut ticket = published.ticket().clone();
     ticket.engine = kvx_core::card::EngineName::new("prefill-2").unwrap();
-    let failure = consumer.engine.fetch(&ticket, 0..64, &ours).unwrap().over().await.unwrap_err();
-    let text = failure.to_string();
-    let address = producer.engine.address().to_string();
-    assert!(
-        text.contains("prefill-2") && text.contains("prefill") && text.contains(&address),
-        "{text}"
-    );
+    let text = two.fetch(&ticket).over().await.unwrap_err().to_string();
+    let address = two.producer.engine.address().to_string();
+    for named in ["prefill-2", "prefill", &address] {
+        assert!(text.contains(named), "{text}");
+    }
     published.withdraw(Reason::Aborted);
 }
 
@@ -147,9 +224,7 @@ async fn another_model_is_refused_by_name_and_the_next_request_is_served() {
     let (secret, shm) = (Key::generate().unwrap(), Over::new("shm"));
     let shape = Shape::new(Hnd, 1, 1, 16);
     let producer = side("prefill", &model(), shape, 64, (&secret, &shm), |_| {}).await;
-    let narrow =
-        kvx_core::layout::ModelGeometry::llama_like(6, 4, 16, kvx_core::layout::Dtype::Bf16)
-            .unwrap();
+    let narrow = ModelGeometry::llama_like(6, 4, 16, Dtype::Bf16).unwrap();
     let stranger = side("other", &narrow, shape, 64, (&secret, &shm), |_| {}).await;
     let consumer = side("decode", &model(), shape, 64, (&secret, &shm), |_| {}).await;
     let theirs = producer.tables(64, 0);
@@ -165,24 +240,19 @@ async fn another_model_is_refused_by_name_and_the_next_request_is_served() {
     assert_eq!(published.over().await.unwrap(), [Reason::Done]);
 }
 
-/// A producer that goes away in mid-life: requests end, and the next producer of that name at that address serves.
+/// A producer that goes away in mid-life: requests end, and say which blocks are not there.
 #[tokio::test]
 async fn a_producer_that_is_gone_fails_what_asks_it() {
-    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
-    let shape = Shape::new(Hnd, 1, 1, 16);
-    let producer = side("prefill", &model, shape, 64, (&secret, &shm), |_| {}).await;
-    let quick =
-        |setup: &mut kvx_connector::engine::EngineSetup| setup.deadline = Duration::from_secs(3);
-    let consumer = side("decode", &model, shape, 64, (&secret, &shm), quick).await;
-    let (theirs, ours) = (producer.tables(64, 0), consumer.tables(64, 1));
-    producer.fill(&theirs, 0..64);
-    let published = producer.engine.publish(key("r"), 64, &theirs).unwrap();
+    let quick = |setup: &mut EngineSetup| setup.deadline = Duration::from_secs(3);
+    let Two { producer, consumer, theirs, ours } = Two::new(|_| {}, quick).await;
+    let published = producer.engine.publish(key("r"), TOKENS, &theirs).unwrap();
     let ticket = published.ticket().clone();
-    consumer.engine.fetch(&ticket, 0..64, &ours).unwrap().over().await.unwrap();
+    consumer.engine.fetch(&ticket, 0..TOKENS, &ours).unwrap().over().await.unwrap();
     drop(published);
     drop(producer);
     let begun = std::time::Instant::now();
-    let failure = consumer.engine.fetch(&ticket, 0..64, &ours).unwrap().over().await.unwrap_err();
+    let fetch = consumer.engine.fetch(&ticket, 0..TOKENS, &ours).unwrap();
+    let failure = fetch.over().await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(6), "{failure}");
     assert_eq!(failure.blocks.len(), 4);
 }
