@@ -24,18 +24,24 @@
 use std::sync::Arc;
 
 use kvx_core::card::{Address, EngineName};
-use kvx_core::{Error, ErrorKind, Result, Retry};
-use snow::{HandshakeState, TransportState};
+use kvx_core::{Error, Result};
+use snow::HandshakeState;
 
-use super::record::{LENGTH_BYTES, MAX_BYTES, MAX_PAYLOAD_BYTES, TAG_BYTES, Tag};
+use super::record::{LENGTH_BYTES, MAX_BYTES, TAG_BYTES, Tag};
 use super::{Agreed, Leave, RemoteIdentity, Security, Versions, hello, record};
 
+mod begin;
 mod cipher;
+mod content;
+mod fault;
 mod preamble;
 #[cfg(test)]
 mod tests;
 
+pub use fault::{Fault, FaultKind};
+
 use cipher::{Cipher, NOISE_BYTES, broken, noise};
+use fault::{left, wrong_key};
 use preamble::{PREAMBLE_BYTES, begins_well};
 
 /// After so many records in one direction, that direction's key is replaced by one that does not give the old one away.
@@ -73,46 +79,6 @@ pub enum SessionEvent {
     Message(Vec<u8>),
     /// The answer to [`ping`](Session::ping).
     Pong(u64),
-}
-
-/// Why a session is over, for whoever counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FaultKind {
-    /// What came first is no preamble of this protocol, or one for other security than this side's.
-    NotOurs,
-    /// The other side has no key of this side.
-    WrongKey,
-    /// Something wrong from a peer that has the key (or where there is none).
-    BadFrame,
-    /// The two do not fit: versions, features, another engine than expected.
-    Refused,
-    /// The other side said that it ends the session.
-    Left,
-    /// Something that is no fault of the other side.
-    Local,
-}
-
-/// A session is over. What is still in its [`output`](Session::output) tells the other side, if it may know.
-#[derive(Debug)]
-pub struct Fault {
-    /// For whoever counts.
-    pub kind: FaultKind,
-    /// For people.
-    pub error: Error,
-}
-
-impl Fault {
-    fn bad(why: impl Into<String>) -> Self {
-        Self {
-            kind: FaultKind::BadFrame,
-            error: Error::peer("control", why.into()).with_retry(Retry::Reconnect),
-        }
-    }
-
-    fn local(error: Error) -> Self {
-        Self { kind: FaultKind::Local, error }
-    }
 }
 
 /// One session, without a socket. See the [module's documentation](self).
@@ -355,199 +321,6 @@ impl Session {
         }
     }
 
-    fn take_preamble(&mut self, item: &[u8]) -> Result<(), Fault> {
-        let preamble = begins_well(item)?;
-        let mine = preamble::write(&self.local.security);
-        if preamble != mine {
-            let with = |keys: bool| if keys { "with a key" } else { "without a key" };
-            let (here, there) = (!self.local.security.keys().is_empty(), preamble[9] == 1);
-            let error = if here == there {
-                Error::peer("control", "a preamble that this side does not know")
-            } else {
-                Error::mismatch_between(
-                    "control",
-                    "security",
-                    ("this side", with(here)),
-                    ("the peer", with(there)),
-                )
-                .with_remedy("give both sides the same key")
-            };
-            return Err(Fault { kind: FaultKind::NotOurs, error });
-        }
-        if self.local.security.keys().is_empty() {
-            return self.greet(None).map_err(Fault::local);
-        }
-        self.state = State::First(preamble);
-        Ok(())
-    }
-
-    /// Looks for the key with which the first Noise message was made. That costs hashing, no curve.
-    fn take_first(
-        &mut self,
-        preamble: &[u8],
-        record: &[u8],
-        events: &mut Vec<SessionEvent>,
-    ) -> Result<(), Fault> {
-        let local = Arc::clone(&self.local);
-        for (number, key) in local.security.keys().iter().enumerate() {
-            let mut noise = noise(key, preamble)
-                .and_then(|builder| builder.build_responder().map_err(broken))
-                .map_err(Fault::local)?;
-            if noise.read_message(record, &mut []).is_ok() {
-                self.old_key = number > 0;
-                self.state = State::Knocked(Box::new(noise));
-                events.push(SessionEvent::Knocked);
-                return Ok(());
-            }
-        }
-        Err(wrong_key(false))
-    }
-
-    /// Answers who has [knocked](SessionEvent::Knocked): this is where the costly part of the handshake is done.
-    ///
-    /// # Errors
-    ///
-    /// The session is over.
-    pub fn answer(&mut self) -> Result<(), Fault> {
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::Knocked(mut noise) => {
-                // The other side's half may be a point of small order: not what an honest one sends.
-                self.write_noise(&mut noise)
-                    .map_err(|error| Fault { kind: FaultKind::WrongKey, error })?;
-                let transport =
-                    noise.into_transport_mode().map_err(broken).map_err(Fault::local)?;
-                self.greet(Some(transport)).map_err(Fault::local)
-            }
-            state => {
-                self.state = state;
-                Err(Fault::local(Error::misuse("control", "nobody has knocked")))
-            }
-        }
-    }
-
-    fn write_noise(&mut self, noise: &mut HandshakeState) -> Result<()> {
-        let mut message = [0; NOISE_BYTES];
-        let bytes = noise.write_message(&[], &mut message).map_err(broken)?;
-        let length = u16::try_from(bytes)
-            .map_err(|_| Error::new(ErrorKind::Internal, "control", "a record is too long"))?;
-        self.output.extend_from_slice(&length.to_le_bytes());
-        self.output.extend_from_slice(&message[..bytes]);
-        Ok(())
-    }
-
-    /// The keys are there: says hello.
-    fn greet(&mut self, noise: Option<TransportState>) -> Result<()> {
-        let mut cipher = Cipher {
-            noise: noise.map(Box::new),
-            sent: 0,
-            received: 0,
-            rekey_every: self.rekey_every,
-            max_records: self.max_records,
-        };
-        let hello = hello::write(&self.local.versions, &self.local.identity)?;
-        cipher.seal(Tag::Hello, &hello, &mut self.output)?;
-        self.state = State::Hello(cipher);
-        Ok(())
-    }
-
-    fn check_engine(&self, found: &RemoteIdentity) -> Result<(), Fault> {
-        match &self.expected {
-            Some((wanted, address)) if *wanted != found.engine => Err(Fault {
-                kind: FaultKind::Refused,
-                error: Error::mismatch_between(
-                    "control",
-                    "engine",
-                    ("the request", wanted),
-                    ("the engine that answers", &found.engine),
-                )
-                .with_kind(ErrorKind::Peer)
-                .with_context("address", address)
-                .with_remedy("check the address that the engine publishes"),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn take_content(
-        &mut self,
-        tag: Tag,
-        content: Vec<u8>,
-        events: &mut Vec<SessionEvent>,
-    ) -> Result<(), Fault> {
-        match tag {
-            Tag::Part | Tag::Message => {
-                let bytes = self.message.len() + content.len();
-                if bytes > self.local.max_message_bytes {
-                    return Err(Fault::bad(format!(
-                        "a message of over {bytes} bytes; the limit is {}",
-                        self.local.max_message_bytes
-                    )));
-                }
-                if tag == Tag::Part {
-                    // Else one could send parts for ever without ever reaching a limit.
-                    if content.len() != MAX_PAYLOAD_BYTES {
-                        return Err(Fault::bad(format!("a part of {} bytes", content.len())));
-                    }
-                    self.message.extend_from_slice(&content);
-                } else if self.message.is_empty() {
-                    events.push(SessionEvent::Message(content));
-                } else {
-                    let mut message = std::mem::take(&mut self.message);
-                    message.extend_from_slice(&content);
-                    events.push(SessionEvent::Message(message));
-                }
-                Ok(())
-            }
-            Tag::Ping if content.len() == 8 => self.seal(Tag::Pong, &content).map_err(Fault::local),
-            Tag::Pong => match content.as_slice().try_into() {
-                Ok(token) => {
-                    events.push(SessionEvent::Pong(u64::from_le_bytes(token)));
-                    Ok(())
-                }
-                Err(_) => Err(Fault::bad(format!("a pong of {} bytes", content.len()))),
-            },
-            Tag::Ping => Err(Fault::bad(format!("a ping of {} bytes", content.len()))),
-            Tag::Bye => Err(left(&content)),
-            Tag::Hello => Err(Fault::bad("a second hello")),
-        }
-    }
-
-    fn seal(&mut self, tag: Tag, payload: &[u8]) -> Result<()> {
-        match &mut self.state {
-            State::Up(cipher) => cipher.seal(tag, payload, &mut self.output),
-            _ => Err(Error::misuse("control", "the session is not up")),
-        }
-    }
-
-    /// Puts a message into the output.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Misuse`]: the session is not up, or the message is too long. [`ErrorKind::Closed`]: the session has
-    /// carried all that it may.
-    pub fn send(&mut self, message: &[u8]) -> Result<()> {
-        if message.len() > self.local.max_message_bytes {
-            return Err(too_long(message.len(), self.local.max_message_bytes));
-        }
-        let mut rest = message;
-        while let Some((part, others)) = rest.split_at_checked(MAX_PAYLOAD_BYTES)
-            && !others.is_empty()
-        {
-            self.seal(Tag::Part, part)?;
-            rest = others;
-        }
-        self.seal(Tag::Message, rest)
-    }
-
-    /// Puts a ping into the output; [`SessionEvent::Pong`] with this number is its answer.
-    ///
-    /// # Errors
-    ///
-    /// As for [`send`](Self::send).
-    pub fn ping(&mut self, token: u64) -> Result<()> {
-        self.seal(Tag::Ping, &token.to_le_bytes())
-    }
-
     /// Ends the session, and puts the reason into the output where the other side may know it.
     pub fn leave(&mut self, leave: Leave, reason: &str) {
         let mut state = std::mem::replace(&mut self.state, State::Over);
@@ -632,21 +405,4 @@ pub(super) fn too_long(bytes: usize, limit: usize) -> Error {
     Error::misuse("control", "the message is too long")
         .with_context("bytes", bytes)
         .with_context("limit", limit)
-}
-
-fn left(bytes: &[u8]) -> Fault {
-    match record::read_bye(bytes) {
-        Ok(error) => Fault { kind: FaultKind::Left, error },
-        Err(error) => Fault { kind: FaultKind::BadFrame, error },
-    }
-}
-
-fn wrong_key(dials: bool) -> Fault {
-    let error = Error::peer("control", "the peer does not have this side's key");
-    let remedy = if dials {
-        "give both sides the same key, and check that the address is a kvx control channel"
-    } else {
-        "give both sides the same key"
-    };
-    Fault { kind: FaultKind::WrongKey, error: error.with_remedy(remedy) }
 }

@@ -3,7 +3,10 @@ use kvx_core::id::Incarnation;
 
 use super::super::Key;
 
+use kvx_core::{ErrorKind, Retry};
+
 use super::*;
+use crate::control::record::MAX_PAYLOAD_BYTES;
 
 mod mutated;
 
