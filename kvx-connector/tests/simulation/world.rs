@@ -26,6 +26,7 @@ use crate::net::Net;
 /// What was seen of a run that broke nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
+    pub(crate) runs: u64,
     pub(crate) published: u64,
     pub(crate) ready: u64,
     pub(crate) failed: u64,
@@ -36,6 +37,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn add(&mut self, other: &Self) {
+        self.runs += other.runs;
         self.published += other.published;
         self.ready += other.ready;
         self.failed += other.failed;
@@ -193,6 +195,7 @@ impl<'a> World<'a> {
         self.open(true, false)?;
         self.open(false, false)?;
         self.scribble()?;
+        self.tally.runs = 1;
         for _ in 0..steps {
             self.act()?;
             self.pass()?;

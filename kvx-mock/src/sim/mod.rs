@@ -41,22 +41,31 @@ use kvx_core::{Error, Result};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-/// The seeds to run: the one that `KVX_SEED` names, or as many as `KVX_SEEDS` says, or `count`.
+/// The seeds to run: the one that `KVX_SEED` names, or as many as `KVX_SEEDS` says (`COUNT`, or `FROM..TO` without the last),
+/// or `count`.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config), naming the variable and what it says, when that is no number from 0 to
-/// 18446744073709551614.
+/// 18446744073709551614, and no range of them.
 pub fn seeds(count: u64) -> Result<Range<u64>> {
-    if let Some(seed) = number("KVX_SEED")? {
+    if let Some(seed) = said("KVX_SEED") {
+        let seed = parsed("KVX_SEED", &seed)?;
         return Ok(seed..seed + 1);
     }
-    Ok(0..number("KVX_SEEDS")?.unwrap_or(count))
+    said("KVX_SEEDS").map_or(Ok(0..count), |text| range("KVX_SEEDS", &text))
 }
 
 #[expect(clippy::disallowed_methods, reason = "it chooses which runs are made, not what happens")]
-fn number(name: &'static str) -> Result<Option<u64>> {
-    std::env::var_os(name).map(|text| parsed(name, &text.to_string_lossy())).transpose()
+fn said(name: &'static str) -> Option<String> {
+    std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
+}
+
+fn range(name: &'static str, text: &str) -> Result<Range<u64>> {
+    match text.split_once("..") {
+        Some((from, to)) => Ok(parsed(name, from)?..parsed(name, to)?),
+        None => Ok(0..parsed(name, text)?),
+    }
 }
 
 /// The number that a variable says. The largest of 64 bits would have no end.
@@ -96,6 +105,10 @@ mod tests {
             let error = parsed("KVX_SEED", text).unwrap_err().to_string();
             let said = format!("KVX_SEED says {text:?}");
             assert!(error.contains(&said) && error.contains("or unset it"), "{error}");
+            assert!(range("KVX_SEEDS", &format!("{text}..5")).is_err(), "{text}");
+            assert!(range("KVX_SEEDS", &format!("5..{text}")).is_err(), "{text}");
         }
+        assert_eq!(range("KVX_SEEDS", "7").unwrap(), 0..7);
+        assert_eq!(range("KVX_SEEDS", "7..9").unwrap(), 7..9);
     }
 }

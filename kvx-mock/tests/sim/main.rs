@@ -1,6 +1,6 @@
 //! The four-engine exchange, over many seeds; and that it finds what it is there to find.
 //!
-//! `KVX_SEED=N` runs one seed, `KVX_SEEDS=N` that many. Unless said: 400 where debug assertions are on, 10,000 otherwise.
+//! `KVX_SEED=N` runs one seed, `KVX_SEEDS=N` or `FROM..TO` that many. Unless said: 400 where debug assertions are on, 10,000 otherwise.
 
 #[cfg(test)]
 mod digest;

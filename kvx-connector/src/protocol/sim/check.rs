@@ -85,13 +85,16 @@ impl World {
                     let until = now + early_for;
                     let waiting = owner.early.entry(name).or_insert((until, Vec::new()));
                     // A question that is asked again says newly how long it will be asked.
-                    if let ToOwner::Confirm(new) = message {
-                        waiting.1.retain(|(from, it)| {
-                            let ToOwner::Confirm(old) = it else { return true };
-                            (from, old.reader, old.nonce) != (peer, new.reader, new.nonce)
-                        });
+                    let again = |(from, it): &&mut (Incarnation, ToOwner)| match (it, message) {
+                        (ToOwner::Confirm(old), ToOwner::Confirm(new)) => {
+                            (*from, old.reader, old.nonce) == (*peer, new.reader, new.nonce)
+                        }
+                        _ => false,
+                    };
+                    match waiting.1.iter_mut().find(again) {
+                        Some((_, asked)) => *asked = message.clone(),
+                        None => waiting.1.push((*peer, message.clone())),
                     }
-                    waiting.1.push((*peer, message.clone()));
                 }
             }
             owner::Input::StageDone { stage, ok } => self.owner_staged(seat, *stage, *ok)?,
