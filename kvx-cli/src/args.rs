@@ -39,6 +39,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Measure a backend between two processes, beside what this machine can do at most
     Bench(BenchArgs),
+    /// Run one engine of a pair: two hosts that move requests through the whole connector
+    Serve(ServeArgs),
+    /// Make a key for the control channels of a deployment
+    Key(KeyArgs),
     /// An engine for another kvx process
     #[command(name = ENGINE_COMMAND, hide = true)]
     Engine,
@@ -61,6 +65,99 @@ pub(crate) struct BackendsArgs {
     /// List each one's options, too
     #[arg(long)]
     pub(crate) options: bool,
+}
+
+/// Options of `kvx key`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct KeyArgs {
+    /// The file to make: it is never overwritten
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}
+
+/// Options of `kvx serve`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ServeArgs {
+    /// The engine that fills caches, or the one that needs them
+    #[arg(long, value_enum)]
+    pub(crate) role: RoleArg,
+    /// Where the producer listens for requests [the consumer: where its ranks listen; default: as it reaches the producer]
+    #[arg(long, value_name = "HOST:PORT", required_if_eq("role", "producer"))]
+    pub(crate) listen: Option<String>,
+    /// Where the producer's ranks listen: the first at this port, the others at any [default: the host of --listen, any port]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "connect")]
+    pub(crate) ranks: Option<String>,
+    /// Where the producer listens for requests
+    #[arg(long, value_name = "HOST:PORT", required_if_eq("role", "consumer"))]
+    pub(crate) connect: Option<String>,
+    /// The deployment's key: kvx key makes one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: PathBuf,
+    /// The group of the key's file may read it, too: so does Kubernetes mount secrets
+    #[arg(long)]
+    pub(crate) key_of_group: bool,
+    /// The engine's name [default: its role]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// A preset's name, or the path of a Hugging Face config.json: the same on both sides
+    #[arg(long, value_name = "NAME|FILE", default_value = "llama-3.1-8b", long_help = help::model())]
+    pub(crate) model: String,
+    /// Element type of keys, values and latents [default: the model's]
+    #[arg(long)]
+    pub(crate) dtype: Option<String>,
+    /// Only the first layers of the model: the same on both sides
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) layers: Option<u32>,
+    /// Shape of this engine [default: tp=1,layout=nhd,block=16]
+    #[arg(long, value_name = "SHAPE", default_value = "", hide_default_value = true, long_help = help::shape(
+        "Shape of this engine [default: tp=1,layout=nhd,block=16]",
+    ))]
+    pub(crate) shape: String,
+    /// Tensor parallel ranks: as tp= in --shape
+    #[arg(long, value_name = "N")]
+    pub(crate) tp: Option<u32>,
+    /// Backend to use, with its options [default: all there are; the best that both sides have is chosen]
+    #[arg(long, value_name = "NAME[,OPTION=VALUE]", long_help = help::BACKEND)]
+    pub(crate) backend: Option<String>,
+    /// Tokens that fit into this engine's pool at the same time
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) pool_tokens: u64,
+    /// The producer: end once the first consumer has gone
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// The consumer: requests to fetch
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) requests: u32,
+    /// The consumer: tokens of each request
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24), conflicts_with = "trace")]
+    pub(crate) tokens: u64,
+    /// The consumer: lengths of requests from a trace, as for kvx demo
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// The consumer: requests that are fetched at the same time
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) in_flight: u16,
+    /// The consumer: seed of the tags
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// The consumer: do not compare digests before a request is confirmed
+    #[arg(long)]
+    pub(crate) no_integrity: bool,
+    /// The consumer: seconds that a request may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) deadline: u64,
+    /// The consumer: seconds to wait for a producer that is not there yet
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub(crate) wait: u64,
+}
+
+/// Which of the two engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RoleArg {
+    /// Fills caches and leases them
+    Producer,
+    /// Fetches them and checks every element
+    Consumer,
 }
 
 /// A model and two shapes of engine.
@@ -116,7 +213,7 @@ impl EngineArgs {
     }
 }
 
-fn dtype(text: Option<&str>) -> Result<Option<Dtype>> {
+pub(crate) fn dtype(text: Option<&str>) -> Result<Option<Dtype>> {
     let parse = |text: &str| {
         text.parse().map_err(|error: kvx_core::Error| error.with_context("option", "--dtype"))
     };

@@ -9,6 +9,8 @@ use kvx_core::port::Port;
 use kvx_core::{Error, ErrorKind, Result};
 use tokio::runtime::Runtime;
 
+use crate::engine::live::Opened;
+
 /// The backend that is there when no other is.
 const MOCK: &str = "mock";
 
@@ -26,16 +28,7 @@ impl Fabric {
     /// Chooses a backend: `name` (with options: `name,option=value`), what the environment says, the best that there is, or
     /// the mock.
     pub(crate) fn choose(name: Option<&str>, seed: u64) -> Result<Self> {
-        let mut policy = Policy::from_env()?;
-        if let Some(text) = name {
-            let (name, options) = text.split_once(',').unwrap_or((text, ""));
-            policy = policy.with_name(Some(name.trim()));
-            if !options.is_empty() {
-                policy.options =
-                    options.parse().map_err(|e: Error| e.with_context("option", "--backend"))?;
-            }
-        }
-        refuse_unknown(&policy)?;
+        let policy = policy(name)?;
         let (choice, fallback) = match choose(&policy, None) {
             Err(error) if error.kind() == ErrorKind::Unsupported && policy_is_open(&policy) => {
                 let mock = policy.clone().with_name(Some(MOCK));
@@ -48,10 +41,7 @@ impl Fabric {
         if choice.registration.name == MOCK && options.text("seed").is_none() {
             options = options.with("seed", seed.to_string());
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(
-            |source| Error::new(ErrorKind::Resources, "demo", "no runtime").with_source(source),
-        )?;
-        Ok(Self { choice, options, runtime, fallback })
+        Ok(Self { choice, options, runtime: runtime()?, fallback })
     }
 
     /// The backend's name.
@@ -91,11 +81,13 @@ impl Fabric {
         self.name() == MOCK
     }
 
+    fn backend(&self) -> Result<Arc<dyn TransferBackend>> {
+        self.runtime.block_on(open(&self.choice, &self.options))
+    }
+
     /// Opens a backend, and a port over it.
     pub(crate) fn port(&self) -> Result<Port> {
-        let backend: Arc<dyn TransferBackend> =
-            self.runtime.block_on(open(&self.choice, &self.options))?;
-        Port::new(backend)
+        Port::new(self.backend()?)
     }
 
     /// Closes ports, each within the bound that a port keeps.
@@ -105,6 +97,81 @@ impl Fabric {
         }
         Ok(())
     }
+}
+
+/// What opens all backends that can be used here, or the one that is named: between two engines, the best that both have is
+/// chosen.
+#[derive(Debug)]
+pub(crate) struct Every {
+    policy: Policy,
+    /// The one of this host first: all the others take its memory.
+    choices: Vec<Choice>,
+}
+
+impl Every {
+    /// Finds out what there is: what `name` (with options) or the environment says, or all.
+    pub(crate) fn find(name: Option<&str>) -> Result<Self> {
+        let policy = policy(name)?;
+        if !policy_is_open(&policy) {
+            let choices = vec![choose(&policy, None)?];
+            return Ok(Self { policy, choices });
+        }
+        let offers = kvx_connector::offers(&policy)?;
+        let names = offers.iter().map(|offer| offer.split('@').next().unwrap_or(offer));
+        let choices = names.map(|name| choose(&policy.clone().with_name(Some(name)), None));
+        let mut choices: Vec<Choice> = choices.collect::<Result<_>>()?;
+        if choices.is_empty() {
+            // It says what speaks against each.
+            choices.push(choose(&policy, None)?);
+        }
+        choices.sort_by_key(|choice| choice.registration.name != "shm");
+        Ok(Self { policy, choices })
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> String {
+        let names: Vec<&str> = self.choices.iter().map(|one| one.registration.name).collect();
+        names.join(", ")
+    }
+
+    /// Opens them for one rank. One that cannot be opened is left out, as long as another can.
+    pub(crate) fn open(&self, runtime: &Runtime) -> Result<Opened> {
+        let (mut backends, mut first) = (Vec::new(), None);
+        for choice in &self.choices {
+            match runtime.block_on(open(choice, &self.policy.options)) {
+                Ok(backend) => backends.push(backend),
+                Err(error) => {
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        match first {
+            Some(error) if backends.is_empty() => Err(error),
+            _ => Ok(Opened { backends, policy: self.policy.clone() }),
+        }
+    }
+}
+
+/// A runtime for one thread.
+pub(crate) fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {
+        Error::new(ErrorKind::Resources, "runtime", "no runtime").with_source(source)
+    })
+}
+
+/// What the environment says, and what `--backend` says before it.
+fn policy(name: Option<&str>) -> Result<Policy> {
+    let mut policy = Policy::from_env()?;
+    if let Some(text) = name {
+        let (name, options) = text.split_once(',').unwrap_or((text, ""));
+        policy = policy.with_name(Some(name.trim()));
+        if !options.is_empty() {
+            policy.options =
+                options.parse().map_err(|e: Error| e.with_context("option", "--backend"))?;
+        }
+    }
+    refuse_unknown(&policy)?;
+    Ok(policy)
 }
 
 /// Refuses a name that no backend built into this program has.

@@ -9,6 +9,7 @@ mod engine;
 mod fabric;
 mod failure;
 mod help;
+mod key;
 mod memory;
 pub mod metrics;
 mod model;
@@ -19,6 +20,7 @@ mod picture;
 mod plan;
 mod remarks;
 mod remote;
+mod serve;
 mod shape;
 mod size;
 mod tables;
@@ -55,6 +57,8 @@ fn run(cli: &Cli) -> u8 {
             bench::guard(*group).map(|()| failure::OK).map_err(Failure::from)
         }
         Command::Engine => remote::serve().map(|()| failure::OK).map_err(Failure::from),
+        Command::Serve(args) => serve::run(args, &mut out),
+        Command::Key(args) => key::run(args, &mut out).map(|()| failure::OK),
         Command::Plan(args) => plan::run(args, &mut out).map(|()| failure::OK),
     };
     match done {
@@ -103,9 +107,14 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
         return failure::USAGE;
     }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let mut what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    if error.kind() == clap::error::ErrorKind::MissingRequiredArgument {
+        // They are in lines of their own.
+        let missing = lines.clone().take_while(|line| line.starts_with(['-', '<']));
+        what = format!("{what} {}", missing.collect::<Vec<_>>().join(", "));
+    }
     let known = |line: &&str| line.starts_with("tip:") || line.starts_with("[possible values:");
-    let command = ["demo", "plan", "bench", "backends"]
+    let command = ["demo", "plan", "bench", "serve", "key", "backends"]
         .into_iter()
         .find(|command| arguments.iter().skip(1).any(|argument| argument == command));
     let help = command

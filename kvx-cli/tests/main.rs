@@ -13,3 +13,5 @@ mod demo;
 mod ends;
 #[cfg(test)]
 mod plan_figures;
+#[cfg(test)]
+mod serve;

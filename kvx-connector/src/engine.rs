@@ -194,6 +194,26 @@ impl Engine {
         tokens: u64,
         tables: &[Table],
     ) -> Result<Published<'_>> {
+        self.lease(Access::Read, key, tokens, tables)
+    }
+
+    /// Leases blocks for another engine to [write](Self::store) a request's cache into. They must not be used until the
+    /// [`Published`] says that the lease is over, and hold the request only where it ended as [done](Reason::Done).
+    ///
+    /// # Errors
+    ///
+    /// As for [`publish`](Self::publish).
+    pub fn invite(&self, key: TransferKey, tokens: u64, tables: &[Table]) -> Result<Published<'_>> {
+        self.lease(Access::Write, key, tokens, tables)
+    }
+
+    fn lease(
+        &self,
+        access: Access,
+        key: TransferKey,
+        tokens: u64,
+        tables: &[Table],
+    ) -> Result<Published<'_>> {
         let groups = self.layouts.first().map(RankLayout::groups).unwrap_or_default();
         if groups.len() != tables.len() {
             return Err(Error::misuse("publish", "there must be one block table per cache group")
@@ -210,7 +230,7 @@ impl Engine {
         let order = GrantOrder {
             lease,
             key: key.clone(),
-            access: Access::Read,
+            access,
             tables: tables.to_vec(),
             ttl: self.ttl,
             hard: self.hard,
@@ -247,6 +267,33 @@ impl Engine {
     /// Those of [`Worker::fetch`], and [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): the range is not inside of what is
     /// leased.
     pub fn fetch(&self, ticket: &Ticket, range: Range<u64>, tables: &[Table]) -> Result<Fetch> {
+        self.transfer(Access::Read, ticket, range, tables)
+    }
+
+    /// Writes tokens `range` of a request into what `ticket` leases to be [written](Self::invite), from blocks of this engine's.
+    /// It must be awaited before the blocks change. Digests are not compared.
+    ///
+    /// # Errors
+    ///
+    /// As for [`fetch`](Self::fetch).
+    pub fn store(&self, ticket: &Ticket, range: Range<u64>, tables: &[Table]) -> Result<Fetch> {
+        self.transfer(Access::Write, ticket, range, tables)
+    }
+
+    /// Takes the blocks of a lease of this engine's back: whoever uses it is told at once.
+    pub fn withdraw(&self, lease: LeaseName, why: Reason) {
+        for worker in &self.workers {
+            worker.withdraw(lease, why);
+        }
+    }
+
+    fn transfer(
+        &self,
+        access: Access,
+        ticket: &Ticket,
+        range: Range<u64>,
+        tables: &[Table],
+    ) -> Result<Fetch> {
         if range.start > range.end || range.end > ticket.tokens {
             return Err(Error::misuse("fetch", "the range is not inside of what is leased")
                 .with_context("range", format!("{range:?}"))
@@ -268,7 +315,7 @@ impl Engine {
             address: ticket.cards.clone(),
             replica: ticket.replica,
             lease: ticket.lease,
-            access: Access::Read,
+            access,
             attempt: Attempt { user: self.life, number },
             tokens: ticket.tokens,
             range,
@@ -279,7 +326,7 @@ impl Engine {
             deadline: self.deadline,
             begin: true,
             prove: Prove::Whole,
-            digests: self.digests,
+            digests: self.digests && access == Access::Read,
             stages: (0, 0),
         };
         let ranks =
@@ -312,9 +359,13 @@ impl Published<'_> {
 
     /// Takes the blocks back: whoever reads them is told at once.
     pub fn withdraw(&self, why: Reason) {
-        for worker in &self.engine.workers {
-            worker.withdraw(self.ticket.lease, why);
-        }
+        self.engine.withdraw(self.ticket.lease, why);
+    }
+
+    /// The ticket, and what says for each rank that its lease is over: for whoever keeps it apart from the engine.
+    #[must_use = "its blocks are in use until it is over"]
+    pub fn into_parts(self) -> (Ticket, Vec<Granted>) {
+        (self.ticket, self.granted)
     }
 
     /// Waits until the lease is over at every rank, and the blocks may be used again. Gives why it ended, where ranks differ

@@ -209,7 +209,7 @@ impl<'a> Rig<'a> {
     fn fill(&mut self) -> Result<()> {
         match self.engines.mode {
             Mode::Read => self.process.fill(self.pieces(self.process.ranks.len(), 0)),
-            Mode::Write => self.ranks.fill(&self.pieces(self.ranks.list().len(), 0)),
+            Mode::Write => self.ranks.memories.fill(&self.pieces(self.ranks.list().len(), 0)),
         }
     }
 
@@ -217,7 +217,7 @@ impl<'a> Rig<'a> {
     pub(crate) fn check(&mut self) -> Result<u64> {
         let checked = match self.engines.mode {
             Mode::Write => self.process.check(self.pieces(self.process.ranks.len(), 1))?,
-            Mode::Read => self.ranks.check(&self.pieces(self.ranks.list().len(), 1))?,
+            Mode::Read => self.ranks.memories.check(&self.pieces(self.ranks.list().len(), 1))?,
         };
         Ok(checked.iter().map(|checked| checked.wrong).sum())
     }

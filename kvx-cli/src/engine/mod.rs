@@ -4,6 +4,8 @@
 use kvx_core::layout::RankLayout;
 use kvx_core::transfer::Mode;
 
+pub(crate) mod live;
+pub(crate) mod memories;
 pub(crate) mod place;
 pub(crate) mod pool;
 pub(crate) mod rank;

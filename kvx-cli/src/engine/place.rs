@@ -63,7 +63,7 @@ impl Place {
     /// Writes tags.
     pub(crate) fn fill(&mut self, pieces: Vec<Piece>) -> Result<()> {
         match self {
-            Self::Here(ranks) => ranks.fill(&pieces),
+            Self::Here(ranks) => ranks.memories.fill(&pieces),
             Self::There(process) => process.fill(pieces),
         }
     }
@@ -71,7 +71,7 @@ impl Place {
     /// Compares tags, piece by piece.
     pub(crate) fn check(&mut self, pieces: Vec<Piece>) -> Result<Vec<Checked>> {
         match self {
-            Self::Here(ranks) => ranks.check(&pieces),
+            Self::Here(ranks) => ranks.memories.check(&pieces),
             Self::There(process) => process.check(pieces),
         }
     }
@@ -79,7 +79,7 @@ impl Place {
     /// Watches blocks until [`changed`](Self::changed) is asked: how many.
     pub(crate) fn watch(&mut self, bystanders: Vec<Bystanders>) -> Result<u64> {
         match self {
-            Self::Here(ranks) => ranks.watch(&bystanders),
+            Self::Here(ranks) => ranks.memories.watch(&bystanders),
             Self::There(process) => process.watch(bystanders),
         }
     }
@@ -87,7 +87,7 @@ impl Place {
     /// Those that changed, by rank.
     pub(crate) fn changed(&mut self) -> Result<Vec<(usize, Changed)>> {
         match self {
-            Self::Here(ranks) => ranks.changed(),
+            Self::Here(ranks) => ranks.memories.changed(),
             Self::There(process) => process.changed(),
         }
     }
@@ -95,7 +95,7 @@ impl Place {
     /// Flips a bit of an element.
     pub(crate) fn flip(&mut self, rank: usize, sample: &Sample) -> Result<()> {
         match self {
-            Self::Here(ranks) => ranks.flip(rank, sample),
+            Self::Here(ranks) => ranks.memories.flip(rank, sample),
             Self::There(process) => process.flip(rank, *sample),
         }
     }

@@ -1,14 +1,13 @@
 //! What the ranks of an engine do together with their memory, and what they hear.
 
+use kvx_core::Result;
 use kvx_core::port::Port;
-use kvx_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use super::memories::{Memories, RankMemory, absent};
 use super::rank::Rank;
 use super::tags::Prompt;
-use super::watch::{Changed, Watch};
-use super::work::{Checked, Sample, Share};
-use super::workers::spread;
+use super::work::Share;
 
 /// A request's cache on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,12 +41,15 @@ pub(crate) struct Awaited {
 #[derive(Debug)]
 pub(crate) struct Ranks {
     list: Vec<Rank>,
-    watches: Vec<(usize, Watch)>,
+    pub(crate) memories: Memories,
 }
 
 impl Ranks {
-    pub(crate) const fn new(list: Vec<Rank>) -> Self {
-        Self { list, watches: Vec::new() }
+    pub(crate) fn new(list: Vec<Rank>) -> Self {
+        let memory =
+            |rank: &Rank| RankMemory { layout: rank.layout.clone(), regions: rank.regions.clone() };
+        let memories = Memories::new(list.iter().map(memory).collect());
+        Self { list, memories }
     }
 
     /// All of them, in order.
@@ -59,57 +61,6 @@ impl Ranks {
     pub(crate) fn get_mut(&mut self, number: usize) -> Result<&mut Rank> {
         let ranks = self.list.len();
         self.list.get_mut(number).ok_or_else(|| absent(number, ranks))
-    }
-
-    fn get(&self, number: usize) -> Result<&Rank> {
-        self.list.get(number).ok_or_else(|| absent(number, self.list.len()))
-    }
-
-    /// Writes tags.
-    pub(crate) fn fill(&self, pieces: &[Piece]) -> Result<()> {
-        spread(pieces, |worker, piece| {
-            let rank = self.get(piece.rank)?;
-            worker.fill(&rank.layout, &rank.regions, piece.share(), piece.from)
-        })?;
-        Ok(())
-    }
-
-    /// Compares tags, piece by piece.
-    pub(crate) fn check(&self, pieces: &[Piece]) -> Result<Vec<Checked>> {
-        spread(pieces, |worker, piece| {
-            let rank = self.get(piece.rank)?;
-            worker.check(&rank.layout, &rank.regions, piece.share())
-        })
-    }
-
-    /// Watches blocks until [`changed`](Self::changed) is asked: how many.
-    pub(crate) fn watch(&mut self, bystanders: &[Bystanders]) -> Result<u64> {
-        self.watches = spread(bystanders, |_, Bystanders { rank, blocks }| {
-            let known = self.get(*rank)?;
-            Ok((*rank, Watch::new(&known.layout, &known.regions, blocks)?))
-        })?;
-        Ok(self.watches.iter().map(|(_, watch)| watch.len() as u64).sum())
-    }
-
-    /// Those that changed, by rank.
-    pub(crate) fn changed(&mut self) -> Result<Vec<(usize, Changed)>> {
-        let mut all = Vec::new();
-        for (rank, watch) in std::mem::take(&mut self.watches) {
-            let known = self.get(rank)?;
-            let changed = watch.changed(&known.layout, &known.regions)?;
-            all.extend(changed.into_iter().map(|changed| (rank, changed)));
-        }
-        Ok(all)
-    }
-
-    /// Flips a bit of an element.
-    pub(crate) fn flip(&self, rank: usize, sample: &Sample) -> Result<()> {
-        let rank = self.get(rank)?;
-        let region = &rank.regions[sample.region as usize];
-        let mut byte = [0];
-        region.read_at(sample.offset, &mut byte)?;
-        byte[0] ^= 0x10;
-        region.write_at(sample.offset, &byte)
     }
 
     /// Takes what has been heard out of `missing`: how much.
@@ -146,13 +97,7 @@ impl Ranks {
 }
 
 impl Piece {
-    const fn share(&self) -> Share<'_> {
+    pub(super) const fn share(&self) -> Share<'_> {
         Share { prompt: &self.prompt, tables: self.tables.as_slice() }
     }
-}
-
-fn absent(rank: usize, ranks: usize) -> Error {
-    Error::misuse("engine", "there is no such rank")
-        .with_context("rank", rank)
-        .with_context("ranks", ranks)
 }

@@ -140,14 +140,14 @@ impl Engine {
                 Ok(Answer::Done)
             }
             Ask::Fill(pieces) => {
-                self.ranks.fill(&pieces)?;
+                self.ranks.memories.fill(&pieces)?;
                 Ok(Answer::Done)
             }
-            Ask::Check(pieces) => self.ranks.check(&pieces).map(Answer::Checked),
-            Ask::Watch(bystanders) => self.ranks.watch(&bystanders).map(Answer::Number),
-            Ask::Changed => self.ranks.changed().map(Answer::Changed),
+            Ask::Check(pieces) => self.ranks.memories.check(&pieces).map(Answer::Checked),
+            Ask::Watch(bystanders) => self.ranks.memories.watch(&bystanders).map(Answer::Number),
+            Ask::Changed => self.ranks.memories.changed().map(Answer::Changed),
             Ask::Flip { rank, sample } => {
-                self.ranks.flip(rank, &sample)?;
+                self.ranks.memories.flip(rank, &sample)?;
                 Ok(Answer::Done)
             }
             Ask::Expect(awaited) => self.hear(awaited),

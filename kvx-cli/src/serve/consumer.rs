@@ -1,0 +1,304 @@
+//! The engine that needs caches: asks for requests, fetches them, and compares every element.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvx_connector::control::{ControlEvent, SessionId};
+use kvx_connector::rank::FetchReport;
+use kvx_connector::ticket::TransferParams;
+use kvx_connector::worker::FetchFailure;
+use kvx_core::card::Address;
+use kvx_core::transfer::Mode;
+use kvx_core::{Error, ErrorKind, Result};
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use super::door::{Door, no_producer};
+use super::message::{Ask, FromConsumer, FromProducer, Outcome, from_bytes};
+use super::report::{Fetched, Row};
+use super::{Ends, Side};
+use crate::args::ServeArgs;
+use crate::engine::pool::Lease;
+use crate::engine::tags::Prompt;
+use crate::failure::{self, Failure};
+use crate::output::{self, Output};
+use crate::trace;
+
+/// Pause before a producer without room is asked again.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How often it looks whether somebody has not answered in time.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long it waits at its end for requests that it has given up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the producer may take to say who it is.
+const GREETING: Duration = Duration::from_secs(10);
+
+type Fetch = std::result::Result<Vec<FetchReport>, FetchFailure>;
+
+struct Consumer {
+    side: Side,
+    door: Door,
+    session: SessionId,
+    /// Tokens of every request.
+    lengths: Vec<u64>,
+    next: usize,
+    jobs: BTreeMap<u64, Job>,
+    running: JoinSet<(u64, Fetch)>,
+    fetched: Fetched,
+    /// The first failure's exit code.
+    code: u8,
+    deadline: Duration,
+}
+
+/// A request that is not over.
+struct Job {
+    ask: Ask,
+    prompt: Prompt,
+    lease: Lease,
+    begun: Instant,
+    /// When it is to be asked for again; `None`: it is asked for, or being fetched.
+    again: Option<Instant>,
+    has_ticket: bool,
+}
+
+/// Runs it; gives the exit code.
+pub(super) async fn run(
+    args: &ServeArgs,
+    side: Side,
+    producer: Address,
+    out: &mut Output,
+) -> Result<u8, Failure> {
+    let lengths = match &args.trace {
+        Some(path) => {
+            let trace = trace::read(path, args.requests as usize)?;
+            trace.iter().map(|entry| entry.input_length).collect()
+        }
+        None => vec![args.tokens; args.requests as usize],
+    };
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    side.room(longest)?;
+    let mut ends = Ends::new()?;
+    let mut door = Door::new(side.name.clone(), side.security.clone())?;
+    let session = tokio::select! {
+        session = door.dial(&producer, Duration::from_secs(args.wait)) => session?,
+        why = ends.asked() => return Err(Error::new(ErrorKind::Closed, "serve", why).into()),
+    };
+    let (engine, model, shape) = greeted(&mut door).await?;
+    out.line(format!("producer  {engine} at {producer}: {model}, {shape}"))?;
+    out.line(format!("consumer  {}: {}, {}", side.name, side.model, side.shape))?;
+    out.line("")?;
+    let fetched = Fetched::new(&side, &producer, (engine, model, shape), !args.no_integrity);
+    let mut consumer = Consumer {
+        side,
+        door,
+        session,
+        lengths,
+        next: 0,
+        jobs: BTreeMap::new(),
+        running: JoinSet::new(),
+        fetched,
+        code: failure::OK,
+        deadline: Duration::from_secs(args.deadline),
+    };
+    let begun = Instant::now();
+    let ended = consumer.fetch_all(args, &mut ends).await?;
+    consumer.end(ended, begun).await;
+    let Consumer { fetched, code, .. } = consumer;
+    fetched.print(out)?;
+    out.document(&fetched)?;
+    Ok(if fetched.verified { failure::OK } else { code.max(failure::FAILED) })
+}
+
+/// What the producer says of itself.
+async fn greeted(door: &mut Door) -> Result<(String, String, String)> {
+    let hello = async {
+        loop {
+            match door.next().await? {
+                ControlEvent::Message { bytes, .. } => match from_bytes(&bytes)? {
+                    FromProducer::Hello { engine, model, shape } => {
+                        return Ok((engine, model, shape));
+                    }
+                    _ => return Err(Error::peer("serve", "the producer did not say who it is")),
+                },
+                ControlEvent::Down { why, .. } => return Err(why),
+                ControlEvent::Up { .. } => {}
+            }
+        }
+    };
+    tokio::time::timeout(GREETING, hello).await.map_err(|_| no_producer())?
+}
+
+impl Consumer {
+    /// Fetches all; gives why it ended early, if it did.
+    async fn fetch_all(
+        &mut self,
+        args: &ServeArgs,
+        ends: &mut Ends,
+    ) -> Result<Option<&'static str>> {
+        while self.next < self.lengths.len() || !self.jobs.is_empty() {
+            self.ask(args)?;
+            let look = if self.waits() { PAUSE } else { LOOK };
+            tokio::select! {
+                event = self.door.next() => self.hear(event?)?,
+                Some(done) = self.running.join_next(), if !self.running.is_empty() => {
+                    let (request, outcome) = done.map_err(|source| {
+                        Error::new(ErrorKind::Internal, "serve", "a task has ended early")
+                            .with_source(source)
+                    })?;
+                    self.done(request, outcome)?;
+                }
+                why = ends.asked() => return Ok(Some(why)),
+                () = tokio::time::sleep(look) => {}
+            }
+            self.give_up_late()?;
+        }
+        Ok(None)
+    }
+
+    fn waits(&self) -> bool {
+        self.jobs.values().any(|job| job.again.is_some())
+    }
+
+    /// Asks for as many as may be fetched at the same time, and for those again that there was no room for.
+    fn ask(&mut self, args: &ServeArgs) -> Result<()> {
+        let now = Instant::now();
+        let mut asks = Vec::new();
+        for job in self.jobs.values_mut() {
+            if job.again.is_some_and(|again| again <= now) {
+                job.again = None;
+                asks.push(job.ask);
+            }
+        }
+        while self.jobs.len() < usize::from(args.in_flight) && self.next < self.lengths.len() {
+            let tokens = self.lengths[self.next];
+            let ask = Ask { request: self.next as u64, tokens, seed: args.seed };
+            let prompt = ask.prompt();
+            let Some(lease) = self.side.pool.lease(&prompt) else { break };
+            self.next += 1;
+            let job = Job { ask, prompt, lease, begun: now, again: None, has_ticket: false };
+            self.jobs.insert(ask.request, job);
+            asks.push(ask);
+        }
+        if self.jobs.is_empty() && self.next < self.lengths.len() {
+            return Err(Error::new(ErrorKind::Resources, "serve", "no block of the pool is free")
+                .with_remedy("blocks of requests that failed are kept while something may still move in them"));
+        }
+        asks.iter().try_for_each(|ask| self.door.say(self.session, &FromConsumer::Ask(*ask)))
+    }
+
+    fn hear(&mut self, event: ControlEvent) -> Result<()> {
+        match event {
+            ControlEvent::Message { bytes, .. } => match from_bytes(&bytes)? {
+                FromProducer::Ticket { request, params } => self.fetch(request, &params),
+                FromProducer::Busy { request } => {
+                    if let Some(job) = self.jobs.get_mut(&request) {
+                        job.again = Some(Instant::now() + PAUSE);
+                    }
+                    Ok(())
+                }
+                FromProducer::Refused { request, why } => {
+                    let error = Error::peer("serve", format!("the producer refuses: {why}"));
+                    self.failed(request, &error, false)
+                }
+                FromProducer::Hello { .. } => Ok(()),
+            },
+            ControlEvent::Down { why, .. } => {
+                Err(Error::peer("serve", "the producer has gone").with_source(why))
+            }
+            ControlEvent::Up { .. } => Ok(()),
+        }
+    }
+
+    /// A ticket has come.
+    fn fetch(&mut self, request: u64, params: &Value) -> Result<()> {
+        let Some(job) = self.jobs.get_mut(&request).filter(|job| !job.has_ticket) else {
+            return Ok(());
+        };
+        let ticket = TransferParams::from_json(params)?.ticket.ok_or_else(|| {
+            Error::peer("serve", "the producer sent no ticket").with_context("request", request)
+        })?;
+        if ticket.tokens != job.ask.tokens {
+            return Err(Error::peer("serve", "the ticket is for another request")
+                .with_context("tokens", ticket.tokens));
+        }
+        job.has_ticket = true;
+        let range = 0..ticket.tokens;
+        let fetch = self.side.live.fetch(0, &ticket, range, &job.lease.tables, Mode::Read)?;
+        self.running.spawn(async move { (request, fetch.over().await) });
+        Ok(())
+    }
+
+    fn done(&mut self, request: u64, outcome: Fetch) -> Result<()> {
+        match outcome {
+            Ok(reports) => self.fetched(request, &reports),
+            Err(FetchFailure { error, quarantined, .. }) => {
+                let error: Arc<Error> = error;
+                self.failed(request, &error, quarantined)
+            }
+        }
+    }
+
+    /// A request is there, and proven: compares it.
+    fn fetched(&mut self, request: u64, reports: &[FetchReport]) -> Result<()> {
+        let Some(job) = self.jobs.remove(&request) else { return Ok(()) };
+        let mut row = Row::new(request, job.ask.tokens, job.begun.elapsed(), reports);
+        for checked in self.side.live.memories.check(&self.side.pieces(&job.prompt, &job.lease))? {
+            row.elements += checked.elements;
+            row.wrong += checked.wrong;
+        }
+        self.side.pool.release(&job.prompt, job.lease);
+        let outcome = match row.wrong {
+            0 => Outcome::Good,
+            _ => Outcome::Wrong,
+        };
+        if outcome == Outcome::Wrong {
+            row.error = Some(format!("{} elements are wrong", row.wrong));
+        }
+        self.fetched.rows.push(row);
+        self.door.say(self.session, &FromConsumer::Over { request, outcome })
+    }
+
+    fn failed(&mut self, request: u64, error: &Error, quarantined: bool) -> Result<()> {
+        let Some(job) = self.jobs.remove(&request) else { return Ok(()) };
+        let mut row = Row::new(request, job.ask.tokens, job.begun.elapsed(), &[]);
+        row.error = Some(failure::line(error));
+        self.fetched.rows.push(row);
+        self.code = self.code.max(failure::exit_code(error));
+        if !quarantined {
+            self.side.pool.release(&job.prompt, job.lease);
+        }
+        let outcome = Outcome::Failed;
+        self.door.say(self.session, &FromConsumer::Over { request, outcome })
+    }
+
+    /// Gives up what the producer has not answered in time. What is being fetched has its own deadline.
+    fn give_up_late(&mut self) -> Result<()> {
+        let late = |job: &Job| !job.has_ticket && job.begun.elapsed() > self.deadline;
+        let late: Vec<u64> =
+            self.jobs.iter().filter(|(_, job)| late(job)).map(|(request, _)| *request).collect();
+        for request in late {
+            let error = Error::peer("serve", "the producer gave no ticket in time")
+                .with_context("seconds", self.deadline.as_secs());
+            self.failed(request, &error, false)?;
+        }
+        Ok(())
+    }
+
+    /// Gives up what is not over, and waits until nothing of it moves.
+    async fn end(&mut self, ended: Option<&'static str>, begun: Instant) {
+        // What is dropped is given up.
+        self.running.abort_all();
+        while self.running.join_next().await.is_some() {}
+        let since = Instant::now();
+        while self.side.live.traffic().requests > 0 && since.elapsed() < PATIENCE {
+            tokio::time::sleep(PAUSE).await;
+        }
+        if let Some(why) = ended {
+            output::note(format!("{why}: {} requests were not fetched", {
+                self.lengths.len() - self.fetched.rows.len()
+            }));
+        }
+        self.fetched.ended(begun.elapsed(), self.lengths.len(), &self.side.live);
+    }
+}
