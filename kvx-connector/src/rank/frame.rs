@@ -90,3 +90,6 @@ pub(super) fn read(bytes: &[u8]) -> kvx_core::Result<Option<Frame<'_>>> {
         _ => return Ok(None),
     }))
 }
+
+#[cfg(test)]
+mod tests;

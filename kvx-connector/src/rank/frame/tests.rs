@@ -1,0 +1,221 @@
+//! What the first schema says, byte for byte: later versions must go on reading it, and this one must read what they add.
+
+use std::collections::BTreeMap;
+
+use kvx_core::ErrorKind;
+use kvx_core::handshake::HandshakeBytes;
+use kvx_core::id::Incarnation;
+use kvx_core::layout::{Role, TensorKey};
+
+use super::*;
+use crate::integrity::{Digest, Rows};
+use crate::protocol::message::{Confirm, Ended, Hold, PartList, Release, Released, Verdict};
+use crate::protocol::peers::{Message, Refusal};
+use crate::protocol::{Attempt, Nonce, Part, Ranks, Reason};
+
+/// Name and bytes of each, in hexadecimal.
+const SCHEMA_1: &str = include_str!("schema-1.txt");
+
+fn life(byte: u8) -> Incarnation {
+    Incarnation::from_bytes([byte; 16])
+}
+
+fn lease() -> LeaseName {
+    LeaseName { owner: life(1), number: 70_000, epoch: 2 }
+}
+
+fn reader() -> Reader {
+    Reader { attempt: Attempt { user: life(2), number: 9 }, rank: 3 }
+}
+
+fn set() -> Ranks {
+    Ranks::new([1, 3]).unwrap()
+}
+
+fn part(number: u32, group: Option<u16>) -> Part {
+    Part { number, group, layers: 0..32, tokens: 16..4000 }
+}
+
+fn hold() -> Hold {
+    Hold { lease: lease(), reader: reader(), set: set(), have: 4, total: true, asks: true }
+}
+
+fn to_owners() -> Vec<(&'static str, ToOwner)> {
+    let (lease, reader, set) = (lease(), reader(), set());
+    let confirm = Confirm {
+        lease,
+        reader,
+        set: set.clone(),
+        nonce: Nonce(u64::MAX - 1),
+        parts: 2,
+        last: false,
+        left_ms: 29_000,
+    };
+    vec![
+        ("hold", ToOwner::Hold(hold())),
+        ("confirm", ToOwner::Confirm(confirm)),
+        ("release", ToOwner::Release(Release { lease, reader, set })),
+    ]
+}
+
+fn to_users() -> Vec<(&'static str, ToUser)> {
+    let (lease, reader) = (lease(), reader());
+    let parts = vec![part(0, None), part(1, Some(2))];
+    vec![
+        ("parts", ToUser::Parts(PartList { lease, reader, parts, total: Some(2) })),
+        ("parts_open", ToUser::Parts(PartList { lease, reader, parts: Vec::new(), total: None })),
+        ("verdict", ToUser::Verdict(Verdict { lease, reader, nonce: Nonce(5), held: true })),
+        ("ended", ToUser::Ended(Ended { lease, reader, reason: Reason::Preempted })),
+        ("released", ToUser::Released(Released { lease, reader })),
+    ]
+}
+
+fn all_digests() -> Vec<(&'static str, Digests)> {
+    let (lease, reader, transfer) = (lease(), reader(), 77);
+    let key = TensorKey { layer: 31, role: Role::Value };
+    let rows = vec![Rows { key, heads: 2..4, tokens: 0..100 }];
+    let buckets = BTreeMap::from([(0, Digest::default()), (16, Digest::default())]);
+    let tell = |answer| Digests::Tell { lease, reader, transfer, answer };
+    vec![
+        (
+            "digests_ask",
+            Digests::Ask { lease, reader, transfer, question: Question { rows, grain: 16 } },
+        ),
+        ("digests_tell", tell(Ok(Answer { buckets }))),
+        ("digests_none", tell(Err(Text::new("no such lease").unwrap()))),
+    ]
+}
+
+fn messages() -> Vec<(&'static str, Message)> {
+    let bytes = |byte: u8| HandshakeBytes::new(vec![byte; 5]).unwrap();
+    let mismatch = Error::mismatch_between("card", "kv heads", ("here", 8), ("there", 4));
+    vec![
+        (
+            "get_cards",
+            Message::GetCards {
+                number: 1,
+                engine: Text::new("prefill-0").unwrap(),
+                replica: 1,
+                version: Some((life(3), 4)),
+                offset: 40_000,
+            },
+        ),
+        (
+            "cards",
+            Message::Cards {
+                number: 1,
+                life: life(3),
+                version: 4,
+                lengths: vec![3, 400],
+                offset: 0,
+                bytes: vec![1, 2, 3],
+            },
+        ),
+        (
+            "meet",
+            Message::Meet {
+                number: 2,
+                to: life(4),
+                backend: Text::new("shm").unwrap(),
+                offer: bytes(1),
+                card: None,
+            },
+        ),
+        ("meet_reply", Message::MeetReply { number: 2, reply: bytes(2) }),
+        ("meet_completion", Message::MeetCompletion { number: 2, completion: bytes(3) }),
+        ("finished", Message::Finished { number: 2 }),
+        ("refused", Message::Refused { number: 2, refusal: Refusal::new(&mismatch, true) }),
+        ("changed", Message::Changed),
+        ("parted", Message::Parted),
+        ("bye", Message::Bye),
+    ]
+}
+
+/// Every message that there is, as this version writes it.
+fn written() -> Vec<(&'static str, Vec<u8>)> {
+    let mut all = Vec::new();
+    all.extend(to_owners().iter().map(|(name, it)| (*name, to_owner(it).unwrap())));
+    all.extend(to_users().iter().map(|(name, it)| (*name, to_user(it).unwrap())));
+    all.extend(all_digests().iter().map(|(name, it)| (*name, digests(it).unwrap())));
+    all.extend(messages().iter().map(|(name, it)| (*name, peers(&it.encode().unwrap()))));
+    all
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+#[test]
+fn what_is_written_is_the_first_schema() {
+    let now: String =
+        written().iter().map(|(name, bytes)| format!("{name} {}\n", hex(bytes))).collect();
+    assert_eq!(now, SCHEMA_1, "what goes between two engines has changed: see docs/protocol.md");
+}
+
+#[test]
+fn the_first_schema_is_read() {
+    let mut read_so_far = 0;
+    for (line, (name, _)) in SCHEMA_1.lines().zip(written()) {
+        let (said, bytes) = line.split_once(' ').unwrap();
+        assert_eq!(said, name);
+        let bytes = unhex(bytes);
+        match read(&bytes).unwrap().unwrap() {
+            Frame::ToOwner(it) => assert!(to_owners().contains(&(name, it))),
+            Frame::ToUser(it) => assert!(to_users().contains(&(name, it))),
+            Frame::Digests(it) => assert!(all_digests().contains(&(name, it))),
+            Frame::Peers(it) => assert!(messages().contains(&(name, Message::decode(it).unwrap()))),
+        }
+        read_so_far += 1;
+    }
+    assert_eq!(read_so_far, written().len());
+}
+
+/// A message of today, with something that a later version may add.
+#[derive(Serialize)]
+struct Later<T> {
+    #[serde(flatten)]
+    today: T,
+    hue: (u64, &'static str),
+}
+
+#[derive(Serialize)]
+enum LaterToOwner {
+    Hold(Later<Hold>),
+    Hum(u8),
+}
+
+#[test]
+fn what_a_later_version_adds_is_passed_over() {
+    let frame = |message: &LaterToOwner| framed(TO_OWNER, message).unwrap();
+    let later = frame(&LaterToOwner::Hold(Later { today: hold(), hue: (7, "blue") }));
+    assert_ne!(later, to_owner(&ToOwner::Hold(hold())).unwrap());
+    assert_eq!(read(&later).unwrap(), Some(Frame::ToOwner(ToOwner::Hold(hold()))));
+    // A field that came after the first message of this kind, and is not there yet.
+    #[derive(Serialize)]
+    struct Earlier {
+        lease: LeaseName,
+        reader: Reader,
+        set: Ranks,
+        have: u32,
+        total: bool,
+    }
+    #[derive(Serialize)]
+    enum EarlierToOwner {
+        Hold(Earlier),
+    }
+    let Hold { lease, reader, set, have, total, .. } = hold();
+    let earlier = EarlierToOwner::Hold(Earlier { lease, reader, set, have, total });
+    let earlier = framed(TO_OWNER, &earlier).unwrap();
+    let expected = ToOwner::Hold(Hold { asks: false, ..hold() });
+    assert_eq!(read(&earlier).unwrap(), Some(Frame::ToOwner(expected)));
+    // Another kind of frame is nobody's fault; another message of a known kind is, as nobody agreed to it.
+    assert_eq!(read(&[200, 1, 2, 3]).unwrap(), None);
+    let error = read(&frame(&LaterToOwner::Hum(1))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
+    assert!(read(&[]).is_err());
+}
