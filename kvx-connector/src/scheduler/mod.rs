@@ -54,7 +54,7 @@ mod step;
 mod tests;
 mod update;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use kvx_core::card::Card;
@@ -291,6 +291,19 @@ impl SchedulerConnector {
     #[must_use]
     pub fn next_wake(&self) -> Option<Duration> {
         self.pulling.wake()
+    }
+
+    /// Blocks, by cache group, that workers write, or may still write, or are about to: from [`after_alloc`](Self::after_alloc)
+    /// until the load has ended at every rank and is quiet. An engine must not zero them, copy them or compute into them
+    /// meanwhile; what it queued on them before (a kernel that zeroes new blocks) must be over before the step with the load is
+    /// given to the workers.
+    #[must_use]
+    pub fn being_written(&self) -> BTreeMap<u16, BTreeSet<u32>> {
+        let mut blocks: BTreeMap<u16, BTreeSet<u32>> = BTreeMap::new();
+        for (group, id) in self.pulling.being_written().chain(self.quarantine.blocks()) {
+            blocks.entry(group).or_default().insert(id);
+        }
+        blocks
     }
 
     /// What is in the tables. While there are leases or loads, reports must be asked of the workers, though not in every moment:

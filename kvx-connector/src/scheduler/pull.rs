@@ -80,6 +80,15 @@ impl Pull {
         matches!(self.state, State::Queued(_) | State::Backoff { .. })
     }
 
+    /// Its load, from when it has blocks until it is over.
+    pub(super) fn load(&self) -> Option<&Load> {
+        match &self.state {
+            State::Queued(load) | State::Backoff { load, .. } => Some(load),
+            State::Loading(loading) => Some(&loading.load),
+            State::Waiting { .. } | State::Second | State::Over => None,
+        }
+    }
+
     /// A queued load, or one to be tried again, begins.
     pub(super) fn begin(&mut self) -> Option<Load> {
         let (load, tries) = match std::mem::replace(&mut self.state, State::Over) {
@@ -107,6 +116,12 @@ impl Pull {
 }
 
 impl Load {
+    /// The consumer's blocks, as (cache group, block).
+    pub(super) fn local_blocks(&self) -> impl Iterator<Item = (u16, u32)> + '_ {
+        let groups = (0_u16..).zip(&self.local);
+        groups.flat_map(|(group, table)| table.ids.iter().map(move |id| (group, *id)))
+    }
+
     pub(super) fn blocks(&self) -> usize {
         let local: usize = self.local.iter().map(|table| table.ids.len()).sum();
         local + self.remote.iter().map(|group| group.table.ids.len()).sum::<usize>()

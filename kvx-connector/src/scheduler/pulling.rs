@@ -72,6 +72,12 @@ impl Pulling {
         }
     }
 
+    /// Blocks of loads that have not ended everywhere, as (cache group, block).
+    pub(super) fn being_written(&self) -> impl Iterator<Item = (u16, u32)> + '_ {
+        let loads = self.requests.values().filter_map(Pull::load);
+        loads.chain(self.draining.values().map(|it| &it.load)).flat_map(Load::local_blocks)
+    }
+
     fn attempt(&mut self) -> u64 {
         self.next += 1;
         self.next - 1

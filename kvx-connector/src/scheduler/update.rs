@@ -150,6 +150,11 @@ impl Quarantine {
         self.0.len()
     }
 
+    /// All blocks that are kept from use.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (u16, u32)> + '_ {
+        self.0.values().flat_map(|(_, blocks)| blocks.iter().copied())
+    }
+
     /// A load has ended, perhaps with blocks that are to be kept from use.
     fn add(&mut self, attempt: u64, ends: &Ends, updates: &mut Updates) {
         if !ends.quarantined.is_empty() {

@@ -207,3 +207,45 @@ fn a_config_that_cannot_be_is_refused() {
     assert!(refused(|config| config.lease = Duration::ZERO));
     assert!(refused(|config| config.max_requests = 0));
 }
+
+/// Known failure 66 (vllm#45357, #47373): a kernel that zeroes new blocks, queued before a load was known of, erased what the load had
+/// written. The engine is told which blocks are being written, from when it gave them until nothing moves there.
+#[test]
+fn blocks_that_are_being_written_are_known() {
+    let groups = [attention(16)];
+    let (mut p, mut c) = (producer(&groups), consumer(&groups));
+    let mut ticket =
+        |name, prompt, ids| p.publish(&Ask::new(name, prompt, for_decode()), ids).0.params;
+    let written = |c: &SchedulerConnector| {
+        c.being_written().remove(&0).unwrap_or_default().into_iter().collect::<Vec<_>>()
+    };
+    // The first block is the consumer's own: nothing is loaded there.
+    let ask = Ask::from("d", 48, ticket("a", 48, &[&[7, 3, 12]]));
+    assert_eq!(c.matched_tokens(&ask.request(), 16).unwrap().tokens(), Some(32));
+    assert!(written(&c).is_empty());
+    c.after_alloc(&ask.id, &tables(&[&[9, 41, 40]]), 32).unwrap();
+    assert_eq!(written(&c), [40, 41], "before the workers know of it");
+    let attempt = c.step().loads[0].attempt;
+    assert_eq!(written(&c), [40, 41]);
+    c.loaded(0, attempt);
+    assert_eq!(written(&c), [40, 41], "another rank still writes");
+    c.loaded(1, attempt);
+    assert!(written(&c).is_empty());
+    c.finish(&ask, FinishStatus::Stopped, 60, &[&[9, 41, 40, 42]]);
+    // Aborted: until it is quiet.
+    let ask = Ask::from("e", 32, ticket("b", 32, &[&[5, 6]]));
+    let attempt = c.load(&ask, 0, &[&[20, 21]]).1.loads[0].attempt;
+    c.finish(&ask, FinishStatus::Aborted, 0, &[&[20, 21]]);
+    c.step();
+    c.load_end(0, LoadEnd::new(attempt, LoadOutcome::Aborted, ""));
+    assert_eq!(written(&c), [20, 21]);
+    let mut end = LoadEnd::new(attempt, LoadOutcome::Aborted, "");
+    end.quarantined = vec![(0, 21)];
+    c.load_end(1, end);
+    assert_eq!(written(&c), [21], "in quarantine");
+    let mut report = WorkerReport::new(c.incarnation(), 9);
+    report.quiet.push(attempt);
+    c.update(1, &report, NOW).unwrap();
+    assert!(written(&c).is_empty());
+    c.assert_idle();
+}

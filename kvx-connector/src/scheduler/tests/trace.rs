@@ -18,7 +18,7 @@ fn a_real_traces_requests_all_end() {
     let groups = [attention(64)];
     let (mut p, mut c) = (producer(&groups), consumer(&groups));
     let (mut count, mut hits) = (0, 0);
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for (number, line) in text.lines().take(2000).enumerate() {
         let row: Value = serde_json::from_str(line).unwrap();
         let prompt = row["input_length"].as_u64().unwrap();
