@@ -85,6 +85,66 @@ async fn moved_of(model: &ModelGeometry, from: Shape, to: Shape, tokens: u64, ov
     }
 }
 
+/// Writes a request from one shape into another's blocks, and looks at every byte.
+async fn stored(from: Shape, to: Shape, tokens: u64, over: &Over) {
+    let (secret, model) = (Key::generate().unwrap(), model());
+    let producer = side("prefill", &model, from, tokens, (&secret, over), |_| {}).await;
+    let consumer = side("decode", &model, to, tokens, (&secret, over), |_| {}).await;
+    let (ours, theirs) = (producer.tables(tokens, 0), consumer.tables(tokens, 1));
+    producer.fill(&ours, 0..tokens);
+    let invited = consumer.engine.invite(key("r-1"), tokens, &theirs).unwrap();
+    let store = producer.engine.store(invited.ticket(), 0..tokens, &ours).unwrap();
+    let reports =
+        store.over().await.unwrap_or_else(|failure| panic!("{from:?} -> {to:?}: {failure}"));
+    assert_eq!(reports.len(), producer.layouts.len());
+    let over = tokio::time::timeout(Duration::from_secs(5), invited.over());
+    assert_eq!(over.await.unwrap().unwrap(), [Reason::Done], "{from:?} -> {to:?}");
+    assert_eq!(consumer.wrong(&theirs, 0..tokens), 0, "{from:?} -> {to:?}");
+    for worker in producer.engine.workers().iter().chain(consumer.engine.workers()) {
+        assert_eq!(worker.open(), (0, 0));
+    }
+}
+
+/// The same shapes, where the producer writes.
+#[tokio::test]
+async fn any_shape_into_any_other() {
+    let shm = Over::new("shm");
+    for (from, to) in [
+        (Shape::new(Hnd, 1, 1, 16), Shape::new(Hnd, 1, 1, 16)),
+        (Shape::new(Hnd, 2, 1, 16), Shape::new(Hnd, 1, 1, 16)),
+        (Shape::new(Hnd, 1, 1, 16), Shape::new(Nhd, 4, 1, 16)),
+        (Shape::new(Nhd, 8, 1, 16), Shape::new(Hnd, 2, 1, 64)),
+        (Shape::new(Hnd, 2, 1, 64), Shape::new(Hnd, 4, 1, 16)),
+        (Shape::new(Hnd, 1, 2, 16), Shape::new(Hnd, 2, 1, 16)),
+    ] {
+        stored(from, to, 100, &shm).await;
+    }
+}
+
+/// Blocks that may be written are the engine's again only when nobody can write there any more: taken back before anybody wrote, and
+/// from a writer that comes too late, who is told.
+#[tokio::test]
+async fn a_writer_that_is_not_wanted_any_more_writes_nothing() {
+    let two = Two::new(|_| {}, |_| {}).await;
+    // The roles of the two are the other way round here: the one that reads elsewhere is written into.
+    let (writer, owner) = (&two.producer, &two.consumer);
+    let invited = owner.engine.invite(key("r"), TOKENS, &two.ours).unwrap();
+    let ticket = invited.ticket().clone();
+    invited.withdraw(Reason::Aborted);
+    assert_eq!(invited.over().await.unwrap(), [Reason::Aborted]);
+    let before = owner.wrong(&two.ours, 0..TOKENS);
+    assert!(before > 0, "nothing was written yet");
+    let store = writer.engine.store(&ticket, 0..TOKENS, &two.theirs).unwrap();
+    let failure = store.over().await.unwrap_err();
+    assert!(failure.to_string().contains("aborted by the owner's engine"), "{failure}");
+    assert_eq!(owner.wrong(&two.ours, 0..TOKENS), before);
+    // And the next one is served.
+    let invited = owner.engine.invite(key("r-2"), TOKENS, &two.ours).unwrap();
+    writer.engine.store(invited.ticket(), 0..TOKENS, &two.theirs).unwrap().over().await.unwrap();
+    assert_eq!(invited.over().await.unwrap(), [Reason::Done]);
+    assert_eq!(owner.wrong(&two.ours, 0..TOKENS), 0);
+}
+
 /// Known failures 1, 10, 13, 15 and 25 (vllm#43523, vllm#26744, TRT-LLM#6507, vllm#23587, vllm#22976): tensor parallel both
 /// ways, block sizes both ways, layouts both ways, pipeline stages both ways.
 #[tokio::test]
