@@ -274,6 +274,12 @@ pub(crate) struct DemoArgs {
     /// Do not scale the model down
     #[arg(long, conflicts_with = "volume")]
     pub(crate) full_size: bool,
+    /// Through a port of each rank alone: no leases, no control channel, no digests
+    #[arg(long)]
+    pub(crate) bare: bool,
+    /// Do not compare digests before a request is confirmed. They never are where the producer writes
+    #[arg(long, conflicts_with = "bare")]
+    pub(crate) no_integrity: bool,
     /// Do damage on purpose, to see that the check finds it
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) corrupt: Option<Damage>,
@@ -284,7 +290,7 @@ pub(crate) struct DemoArgs {
 pub(crate) enum Damage {
     /// Flip one bit of the consumer's memory after a transfer
     Byte,
-    /// Take one segment from one element before where it should be taken from
+    /// Take one segment from one element before where it should be taken from; as --bare
     Segment,
 }
 

@@ -90,6 +90,13 @@ impl Fabric {
         Port::new(self.backend()?)
     }
 
+    /// Opens a backend for a rank with the whole connector.
+    pub(crate) fn open(&self) -> Result<Opened> {
+        let mut policy = Policy::default().with_name(Some(self.name()));
+        policy.options = self.options.clone();
+        Ok(Opened { backends: vec![self.backend()?], policy })
+    }
+
     /// Closes ports, each within the bound that a port keeps.
     pub(crate) fn close<'a>(&self, ports: impl Iterator<Item = &'a Port>) -> Result<()> {
         for port in ports {

@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::common::{json, kvx};
+use crate::common::{command, json, kvx};
 
 /// Small enough for a test.
 const SMALL: &str = "--requests 6 --max-tokens 700 --volume 4M";
@@ -14,13 +15,20 @@ fn demo(arguments: &str, code: i32) -> Value {
     json(&format!("demo {arguments}"), code)
 }
 
-fn number(report: &Value, field: &str) -> u64 {
+pub(crate) fn number(report: &Value, field: &str) -> u64 {
     report[field].as_u64().unwrap_or_else(|| panic!("{field}: {report}"))
 }
 
 /// Runs a demo that must succeed, and checks what any such demo says.
 fn good(arguments: &str) -> Value {
-    let report = demo(arguments, 0);
+    checked(&mut command(&format!("--json demo {arguments}")), 0)
+}
+
+/// Runs a demo with `--json`, which must end with `code`, and checks what any such demo says.
+pub(crate) fn checked(command: &mut Command, code: i32) -> Value {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["verified"], true, "{report}");
     assert_eq!(number(&report, "wrong"), 0);
     assert!(number(&report, "elements") > 0 && number(&report, "watched") > 0, "{report}");
@@ -259,6 +267,28 @@ fn a_bad_trace_is_refused_by_line_and_reason() {
     assert!(error.contains("line 2: 2 hash_ids; 40 tokens need 1,"), "{error}");
     let error = demo("--trace nowhere.jsonl", 2)["error"]["message"].to_string();
     assert!(error.contains("nowhere.jsonl cannot be opened"), "{error}");
+}
+
+/// The ports alone move the same, and say so.
+#[test]
+fn a_bare_port_moves_the_same_bytes() {
+    for mode in ["read", "write"] {
+        let whole = good(&format!("{SMALL} --mode {mode}"));
+        let bare = good(&format!("{SMALL} --mode {mode} --bare"));
+        for field in ["bytes", "segments", "tokens", "tokens_reused", "elements", "transport"] {
+            assert_eq!(whole[field], bare[field], "{field}");
+        }
+        assert_eq!((&whole["through"], &bare["through"]), (&"connector".into(), &"port".into()));
+        assert_eq!(
+            (&whole["integrity"], &bare["integrity"]),
+            (&(mode == "read").into(), &false.into())
+        );
+        assert_eq!(bare["messages_by_channel"], 0);
+        let messages = number(&whole, "messages_with_data") + number(&whole, "messages_by_channel");
+        assert!(messages > 0, "{whole}");
+    }
+    let unchecked = good(&format!("{SMALL} --no-integrity"));
+    assert_eq!((&unchecked["integrity"], &unchecked["digests"]), (&false.into(), &0.into()));
 }
 
 /// What the check is worth: damage is found, wherever it is done, and named.

@@ -15,3 +15,5 @@ mod ends;
 mod plan_figures;
 #[cfg(test)]
 mod serve;
+#[cfg(test)]
+mod shapes;

@@ -3,14 +3,16 @@
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use kvx_core::facts::Facts;
 use kvx_core::layout::RankLayout;
 use kvx_core::transfer::Mode;
 use kvx_core::{Error, Result};
 
-use crate::args::DemoArgs;
+use crate::args::{Damage, DemoArgs};
+use crate::engine::live::{LocalSetup, Secret};
 use crate::engine::place::Place;
 use crate::engine::{Engine, initiator};
-use crate::fabric::Fabric;
+use crate::fabric::{self, Fabric};
 use crate::failure::{self, Failure};
 use crate::output::Output;
 use crate::remarks;
@@ -19,6 +21,7 @@ use crate::shape::Shape;
 use crate::size;
 use crate::trace::{self, Entry, Generator};
 
+mod leased;
 mod link;
 mod moving;
 mod replay;
@@ -26,7 +29,7 @@ mod report;
 mod scale;
 
 use link::Link;
-use replay::{Options, Replay, Totals};
+use replay::{Options, Replay, Through, Totals};
 use report::Report;
 use scale::{Budget, Load, Pools, Scale};
 
@@ -86,14 +89,20 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         engines.mode
     ))?;
 
+    // Which segments are posted is this program's business only where nothing stands between it and the ports.
+    let bare = args.bare || args.corrupt == Some(Damage::Segment);
+    let through = if bare { Through::Port } else { Through::Connector };
+    let integrity = !bare && !args.no_integrity && engines.mode == Mode::Read;
+    out.line(format!("through   {}", about(through, integrity)))?;
     let options = Options {
         mode: engines.mode,
+        through,
         seed: args.seed,
         in_flight: args.in_flight.into(),
         speed: args.speed,
         damage: args.corrupt,
     };
-    let mut replay = build(&scale, shapes, pools, &fabric, options)?;
+    let mut replay = build(&scale, shapes, pools, &fabric, (options, integrity))?;
     for (option, engine) in [("--producer", &replay.producers), ("--consumer", &replay.consumers)] {
         engine.replicas.iter().try_for_each(|replica| replica.pool.check(option, longest))?;
     }
@@ -127,6 +136,11 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
         tokens: totals.tokens,
         tokens_moved: totals.tokens - totals.reused,
         tokens_reused: totals.reused,
+        through,
+        integrity,
+        digests: totals.traffic.iter().map(|side| side.digests_equal).sum(),
+        messages_with_data: totals.traffic.iter().map(|side| side.by_fabric).sum(),
+        messages_by_channel: totals.traffic.iter().map(|side| side.by_channel).sum(),
         notifications: totals.notifications,
         in_process: fabric.is_in_process(),
         model: engines.model.name().to_owned(),
@@ -216,7 +230,7 @@ fn build(
     shapes: [&Shape; 2],
     pools: Pools,
     fabric: &Fabric,
-    options: Options,
+    (options, integrity): (Options, bool),
 ) -> Result<Replay> {
     let engine = |index: usize| {
         let shape = shapes[index];
@@ -230,26 +244,53 @@ fn build(
         .zip(&consumers)
         .map(|(rotation, consumer)| Link::new(&producers[0], consumer, rotation))
         .collect::<Result<Vec<_>>>()?;
-    // Transfers are started from this process.
-    let place = |replicas: &[Vec<RankLayout>], starts: bool| {
-        let layouts = replicas.concat();
-        if starts || fabric.is_in_process() {
-            Place::here(fabric, layouts, Memory::Backend)
-        } else {
-            Place::there(fabric, layouts, Memory::Backend)
-        }
+    let starts = [options.mode == Mode::Write, options.mode == Mode::Read];
+    let here = |engine: usize| starts[engine] || fabric.is_in_process();
+    let (mut producers, mut consumers) = if options.through == Through::Connector {
+        let secret = Secret::draw()?;
+        // Both keep one model: what two shapes may differ in, plans have looked at.
+        let facts = scale.model.facts()?.with(Facts::MODEL, scale.model.name())?;
+        let place = |name: &str, replicas: &[Vec<RankLayout>], here: bool| {
+            let (name, secret, facts) = (name.to_owned(), secret.clone(), facts.clone());
+            let setup = LocalSetup { name, secret, facts, integrity };
+            Place::live(fabric, replicas.to_vec(), setup, here)
+        };
+        let producer_place = place("producer", &producers, here(0))?;
+        let consumer_place = place("consumer", &consumers, here(1))?;
+        (Engine::new(producers, producer_place), Engine::new(consumers, consumer_place))
+    } else {
+        let place = |replicas: &[Vec<RankLayout>], here: bool| match here {
+            true => Place::here(fabric, replicas.concat(), Memory::Backend),
+            false => Place::there(fabric, replicas.concat(), Memory::Backend),
+        };
+        let (producer_place, consumer_place) =
+            (place(&producers, here(0))?, place(&consumers, here(1))?);
+        (Engine::new(producers, producer_place), Engine::new(consumers, consumer_place))
     };
-    let producer_place = place(&producers, options.mode == Mode::Write)?;
-    let consumer_place = place(&consumers, options.mode == Mode::Read)?;
-    let mut producers = Engine::new(producers, producer_place);
-    let mut consumers = Engine::new(consumers, consumer_place);
-    for from in 0..producers.replicas.len() {
-        for (to, link) in links.iter().enumerate() {
-            link::join(fabric, link, options.mode, (&mut producers, from), (&mut consumers, to))?;
+    if options.through == Through::Port {
+        for from in 0..producers.replicas.len() {
+            for (to, link) in links.iter().enumerate() {
+                let (producer, consumer) = ((&mut producers, from), (&mut consumers, to));
+                link::join(fabric, link, options.mode, producer, consumer)?;
+            }
         }
     }
     let running = consumers.replicas.iter().map(|_| Vec::new()).collect();
-    Ok(Replay { options, producers, consumers, links, running, totals: Totals::default() })
+    let runtime = fabric::runtime()?;
+    Ok(Replay { options, runtime, producers, consumers, links, running, totals: Totals::default() })
+}
+
+/// By which way, for people.
+const fn about(through: Through, integrity: bool) -> &'static str {
+    match (through, integrity) {
+        (Through::Port, _) => "a port of each rank alone",
+        (Through::Connector, true) => {
+            "the whole connector: leases, an encrypted control channel, digests"
+        }
+        (Through::Connector, false) => {
+            "the whole connector: leases, an encrypted control channel; no digests"
+        }
+    }
 }
 
 /// A bar on standard error, where that is a terminal.

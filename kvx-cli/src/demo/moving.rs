@@ -8,7 +8,7 @@ use kvx_core::port::Transfer;
 use kvx_core::transfer::{Mode, Segment};
 use kvx_core::{Error, ErrorKind, Result};
 
-use super::replay::{Damaged, Job, Replay};
+use super::replay::{Damaged, Job, Replay, Through};
 use crate::args::Damage;
 use crate::engine::Engine;
 use crate::engine::pool::Lease;
@@ -23,6 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 impl Replay {
     /// Moves the caches, and waits until all is settled and everybody knows.
     pub(super) fn transfer(&mut self, jobs: &[Job], damaged: Option<&Damaged>) -> Result<()> {
+        if self.options.through == Through::Connector {
+            return self.transfer_leased(jobs);
+        }
         let begun = Instant::now();
         let mut pending = Vec::new();
         let mut list = SegmentList::new();
@@ -161,7 +164,7 @@ fn tables(lease: &Lease) -> Vec<BlockTable<'_>> {
     lease.tables.iter().map(|ids| BlockTable::new(ids)).collect()
 }
 
-fn in_time(begun: Instant, what: &'static str) -> Result<()> {
+pub(super) fn in_time(begun: Instant, what: &'static str) -> Result<()> {
     if begun.elapsed() < PATIENCE {
         return Ok(());
     }

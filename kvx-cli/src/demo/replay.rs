@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use kvx_core::transfer::Mode;
 use kvx_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+use tokio::runtime::Runtime;
 
 use super::link::Link;
 use super::report::{Misplaced, Overwritten};
 use crate::args::Damage;
 use crate::engine::Engine;
+use crate::engine::live::Traffic;
 use crate::engine::pool::Lease;
 use crate::engine::ranks::{Bystanders, Piece};
 use crate::engine::tags::Prompt;
@@ -25,10 +28,21 @@ const TOKEN_MS: u64 = 20;
 /// Blocks of each cache group that are watched for change.
 const WATCHED: usize = 12;
 
+/// By which way caches are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Through {
+    /// The whole connector: leases, peers, the control channel.
+    Connector,
+    /// A port of each rank, and nothing else.
+    Port,
+}
+
 /// How to replay.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) mode: Mode,
+    pub(crate) through: Through,
     pub(crate) seed: u64,
     /// Requests whose caches are moved at the same time.
     pub(crate) in_flight: usize,
@@ -41,6 +55,7 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Replay {
     pub(crate) options: Options,
+    pub(crate) runtime: Runtime,
     pub(crate) producers: Engine,
     pub(crate) consumers: Engine,
     /// By the consumer's replica.
@@ -68,6 +83,8 @@ pub(crate) struct Totals {
     pub(crate) mismatches: Vec<Misplaced>,
     pub(crate) watched: u64,
     pub(crate) changed: Vec<Overwritten>,
+    /// Of the producers and of the consumers, where that is known.
+    pub(crate) traffic: Vec<Traffic>,
     damaged: bool,
 }
 
@@ -110,6 +127,10 @@ impl Replay {
         }
         match self.producers.place.strays()? + self.consumers.place.strays()? {
             0 => Ok(()),
+            left if self.options.through == Through::Connector => {
+                Err(Error::peer("demo", "leases or requests are not over")
+                    .with_context("leases and requests", left))
+            }
             strays => Err(Error::peer("demo", "notifications came that nobody waited for")
                 .with_context("notifications", strays)),
         }
@@ -301,14 +322,20 @@ impl Replay {
 
     /// Closes both engines, and gives what the replay came to.
     pub(crate) fn close(self, fabric: &Fabric) -> Result<Totals> {
+        let mut this = self;
+        for place in [&mut this.producers.place, &mut this.consumers.place] {
+            if this.options.through == Through::Connector {
+                this.totals.traffic.push(place.traffic()?);
+            }
+        }
         // The engine in this process first: its peers are still there to hear it.
-        let (here, there) = match self.options.mode {
-            Mode::Read => (self.consumers, self.producers),
-            Mode::Write => (self.producers, self.consumers),
+        let (here, there) = match this.options.mode {
+            Mode::Read => (this.consumers, this.producers),
+            Mode::Write => (this.producers, this.consumers),
         };
         here.place.close(fabric)?;
         there.place.close(fabric)?;
-        Ok(self.totals)
+        Ok(this.totals)
     }
 }
 

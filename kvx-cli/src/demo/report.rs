@@ -3,6 +3,7 @@
 use kvx_core::transfer::Mode;
 use serde::Serialize;
 
+use super::replay::Through;
 use super::scale::Scale;
 use crate::engine::watch::Changed;
 use crate::engine::work::Wrong;
@@ -45,7 +46,15 @@ pub(crate) struct Report {
     pub(crate) tokens_moved: u64,
     /// Tokens of these that the consumer held already.
     pub(crate) tokens_reused: u64,
-    /// Notifications that arrived.
+    /// By which way caches were moved.
+    pub(crate) through: Through,
+    /// Whether digests were compared before requests were confirmed; how many were, over all ranks.
+    pub(crate) integrity: bool,
+    pub(crate) digests: u64,
+    /// Messages about leases that went with the data, and by the control channel.
+    pub(crate) messages_with_data: u64,
+    pub(crate) messages_by_channel: u64,
+    /// Times that a rank was told that a request had been moved: by a notification, or by the end of a lease.
     pub(crate) notifications: u64,
     /// Both engines in this process.
     pub(crate) in_process: bool,
@@ -146,6 +155,15 @@ impl Report {
             size::count(self.elements),
             size::count(self.watched),
         ))?;
+        if self.through == Through::Connector {
+            out.line(format!(
+                "{} of leases heard of, {} of digests; messages: {} with the data, {} by the control channel",
+                size::of_many(self.notifications, "end"),
+                size::of_many(self.digests, "comparison"),
+                size::count(self.messages_with_data),
+                size::count(self.messages_by_channel),
+            ))?;
+        }
         out.line(format!(
             "{:.1} s in all: {:.1} s filling caches, {:.1} s moving, {:.1} s checking",
             self.total_seconds, self.fill_seconds, self.seconds, self.check_seconds

@@ -1,12 +1,14 @@
 //! An engine's ranks with the whole connector: leases, peers, a control channel.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::net::Ipv4Addr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvx_connector::Policy;
-use kvx_connector::control::Security;
+use kvx_connector::control::{Key, Security};
 use kvx_connector::engine::{Engine, EngineSetup, Fetch, RankParts};
 use kvx_connector::protocol::{LeaseName, Reason, TransferKey};
 use kvx_connector::ticket::{Table, Ticket};
@@ -14,6 +16,7 @@ use kvx_connector::worker::Granted;
 use kvx_core::backend::TransferBackend;
 use kvx_core::card::{Address, EngineName};
 use kvx_core::facts::Facts;
+use kvx_core::id::Incarnation;
 use kvx_core::layout::RankLayout;
 use kvx_core::memory::Region;
 use kvx_core::transfer::Mode;
@@ -21,6 +24,12 @@ use kvx_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::memories::{Memories, RankMemory};
+use crate::remote::Publish;
+
+/// For how long a lease of a demonstration holds without a heartbeat: a process may be stopped for a while.
+const LOCAL_TTL: Duration = Duration::from_secs(60);
+/// Within which time a transfer of a demonstration ends.
+const LOCAL_DEADLINE: Duration = Duration::from_secs(110);
 
 /// What the replicas of an engine have in common.
 #[derive(Clone, Debug)]
@@ -36,6 +45,50 @@ pub(crate) struct Setup {
     pub(crate) ttl: Duration,
     /// Within which time a transfer ends.
     pub(crate) deadline: Duration,
+}
+
+/// An engine of a demonstration on this host: it can be told to another process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct LocalSetup {
+    pub(crate) name: String,
+    pub(crate) secret: Secret,
+    pub(crate) facts: Facts,
+    pub(crate) integrity: bool,
+}
+
+/// The bytes of a key that lasts as long as its two processes. Never printed.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Secret([u8; 32]);
+
+impl Secret {
+    /// A new one, from the operating system's random number generator.
+    pub(crate) fn draw() -> Result<Self> {
+        let mut bytes = [0; 32];
+        for half in bytes.chunks_exact_mut(16) {
+            half.copy_from_slice(Incarnation::random()?.as_bytes());
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl LocalSetup {
+    pub(crate) fn setup(&self) -> Result<Setup> {
+        Ok(Setup {
+            name: EngineName::new(self.name.clone())?,
+            listen: Address::new(Ipv4Addr::LOCALHOST.into(), 0),
+            security: Security::with_key(Key::from_bytes(self.secret.0)),
+            facts: self.facts.clone(),
+            integrity: self.integrity,
+            ttl: LOCAL_TTL,
+            deadline: LOCAL_DEADLINE,
+        })
+    }
 }
 
 /// The backends of one rank, and which of them for whom. The first one's memory is used.
@@ -152,6 +205,38 @@ impl Live {
         Ok(ticket)
     }
 
+    /// As [`publish`](Self::publish), under a name that follows from the request's number.
+    ///
+    /// # Errors
+    ///
+    /// As for [`publish`](Self::publish).
+    pub(crate) fn publish_for(&mut self, order: Publish) -> Result<Ticket> {
+        let Publish { replica, request, tokens, tables, mode } = order;
+        let key = TransferKey::new(format!("request-{request}"))?;
+        self.publish(replica, (request, key), tokens, &tables, mode)
+    }
+
+    /// Waits until the leases of these requests are over: at how many ranks, each counted for each request.
+    ///
+    /// # Errors
+    ///
+    /// Some lease ended otherwise than as done; a rank is gone.
+    pub(crate) async fn all_done(&mut self, requests: &[u64]) -> Result<u64> {
+        let mut done = 0;
+        for request in requests {
+            let reasons = self.over(*request).await?;
+            if let Some(why) = reasons.iter().find(|why| **why != Reason::Done) {
+                return Err(Error::peer(
+                    "lease",
+                    format!("it ended otherwise than as done: {why}"),
+                )
+                .with_context("request", request));
+            }
+            done += reasons.len() as u64;
+        }
+        Ok(done)
+    }
+
     /// Begins to move a request that another engine has leased.
     ///
     /// # Errors
@@ -170,6 +255,21 @@ impl Live {
             Mode::Read => self.engine(replica)?.fetch(ticket, range, &tables),
             Mode::Write => self.engine(replica)?.store(ticket, range, &tables),
         }
+    }
+
+    /// Waits until a request's lease is over at all ranks: why it ended at each.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`](kvx_core::ErrorKind::Closed): a rank is gone.
+    pub(crate) async fn over(&mut self, request: u64) -> Result<Vec<Reason>> {
+        let Some(leased) = self.leases.get_mut(&request) else { return Ok(Vec::new()) };
+        // One by one, so that whoever gives up waiting has lost none.
+        while let Some(last) = leased.ranks.last_mut() {
+            leased.reasons.push(last.await?);
+            leased.ranks.pop();
+        }
+        Ok(self.leases.remove(&request).map(|leased| leased.reasons).unwrap_or_default())
     }
 
     /// The requests whose leases are over at all ranks, with why it ended at each. They are forgotten.
@@ -217,6 +317,12 @@ impl Live {
         all.sort_unstable();
         all.dedup();
         all
+    }
+
+    /// Leases that are not freed, and requests that are not over.
+    pub(crate) fn left(&self) -> u64 {
+        let traffic = self.traffic();
+        traffic.leases + traffic.requests
     }
 
     /// What went how so far.

@@ -12,8 +12,10 @@ use kvx_core::{Error, ErrorKind, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::PATIENCE;
-use super::message::{Answer, Ask, Memory, OpenedRank, receive, send};
+use super::message::{Answer, Ask, OpenedRank, receive, send};
 use super::pinned::Pinned;
+use crate::engine::live::Live;
+use crate::engine::memories::Memories;
 use crate::engine::rank::Rank;
 use crate::engine::ranks::{Awaited, Ranks};
 use crate::fabric::Fabric;
@@ -80,88 +82,133 @@ fn raw(_: &UnixStream, _: u32, _: Option<u32>) -> Result<Answer> {
 /// The engine, once it is opened.
 struct Engine {
     fabric: Fabric,
-    ranks: Ranks,
+    kind: Kind,
+}
+
+/// What its ranks have.
+enum Kind {
+    /// A port each.
+    Ports(Ranks),
+    /// The whole connector.
+    Live(Box<Live>),
 }
 
 fn execute(engine: &mut Option<Engine>, ask: Ask) -> Result<Answer> {
     match (ask, engine) {
         (Ask::Cpu, _) => Ok(Answer::Number(processor_time())),
         (Ask::Open { backend, layouts, memory }, engine @ None) => {
-            let opened = Engine::open(&backend, layouts, memory)?;
-            let answer = opened.describe();
-            *engine = Some(opened);
+            let fabric = Fabric::choose(Some(&backend), 0)?;
+            let ranks = layouts.into_iter().map(|layout| Rank::new(layout, fabric.port()?, memory));
+            let ranks = Ranks::new(ranks.collect::<Result<_>>()?);
+            let answer = describe(&ranks);
+            *engine = Some(Engine { fabric, kind: Kind::Ports(ranks) });
             Ok(answer)
+        }
+        (Ask::OpenLive { backend, replicas, setup }, engine @ None) => {
+            let fabric = Fabric::choose(Some(&backend), 0)?;
+            let live = Live::start(&setup.setup()?, replicas, || fabric.open())?;
+            *engine = Some(Engine { fabric, kind: Kind::Live(Box::new(live)) });
+            Ok(Answer::Opened { ranks: Vec::new(), pid: std::process::id() })
         }
         (ask, Some(engine)) => engine.execute(ask),
         (_, None) => Err(Error::misuse("remote", "the engine is not open")),
     }
 }
 
+fn describe(ranks: &Ranks) -> Answer {
+    let address = |region: &Region| region.address().as_ptr().addr() as u64;
+    let ranks = ranks.list().iter().map(|rank| OpenedRank {
+        keys: rank.keys().to_vec(),
+        addresses: rank.regions.iter().map(address).collect(),
+    });
+    Answer::Opened { ranks: ranks.collect(), pid: std::process::id() }
+}
+
 impl Engine {
-    fn open(
-        backend: &str,
-        layouts: Vec<kvx_core::layout::RankLayout>,
-        memory: Memory,
-    ) -> Result<Self> {
-        let fabric = Fabric::choose(Some(backend), 0)?;
-        let ranks = layouts.into_iter().map(|layout| Rank::new(layout, fabric.port()?, memory));
-        let ranks = Ranks::new(ranks.collect::<Result<_>>()?);
-        Ok(Self { fabric, ranks })
+    const fn memories(&mut self) -> &mut Memories {
+        match &mut self.kind {
+            Kind::Ports(ranks) => &mut ranks.memories,
+            Kind::Live(live) => &mut live.memories,
+        }
     }
 
-    fn describe(&self) -> Answer {
-        let address = |region: &Region| region.address().as_ptr().addr() as u64;
-        let ranks = self.ranks.list().iter().map(|rank| OpenedRank {
-            keys: rank.keys().to_vec(),
-            addresses: rank.regions.iter().map(address).collect(),
-        });
-        Answer::Opened { ranks: ranks.collect(), pid: std::process::id() }
+    fn ranks(&mut self) -> Result<&mut Ranks> {
+        match &mut self.kind {
+            Kind::Ports(ranks) => Ok(ranks),
+            Kind::Live(_) => Err(Error::misuse("remote", "its ranks have no ports of their own")),
+        }
+    }
+
+    fn live(&mut self) -> Result<(&Fabric, &mut Live)> {
+        match &mut self.kind {
+            Kind::Live(live) => Ok((&self.fabric, live)),
+            Kind::Ports(_) => Err(Error::misuse("remote", "its ranks have no connector")),
+        }
     }
 
     fn execute(&mut self, ask: Ask) -> Result<Answer> {
         match ask {
             Ask::Accept { rank, number, offer } => {
-                let rank = self.ranks.get_mut(rank)?;
+                let rank = self.ranks()?.get_mut(rank)?;
                 let (peer, reply) = rank.port.accept(&offer)?;
                 rank.meets(number, peer);
                 Ok(Answer::Reply(reply))
             }
             Ask::Finish { rank, number, completion } => {
-                let rank = self.ranks.get_mut(rank)?;
+                let rank = self.ranks()?.get_mut(rank)?;
                 let peer = rank.port.finish(&completion)?;
                 rank.meets(number, peer);
                 Ok(Answer::Done)
             }
             Ask::Connect { rank, number } => {
-                let rank = self.ranks.get_mut(rank)?;
+                let rank = self.ranks()?.get_mut(rank)?;
                 let (peer, port) = (rank.peer(number)?, rank.port.clone());
                 let connected = async { tokio::time::timeout(PATIENCE, port.connect(peer)).await };
                 self.fabric.runtime.block_on(connected).map_err(|_| late("connect"))??;
                 Ok(Answer::Done)
             }
             Ask::Fill(pieces) => {
-                self.ranks.memories.fill(&pieces)?;
+                self.memories().fill(&pieces)?;
                 Ok(Answer::Done)
             }
-            Ask::Check(pieces) => self.ranks.memories.check(&pieces).map(Answer::Checked),
-            Ask::Watch(bystanders) => self.ranks.memories.watch(&bystanders).map(Answer::Number),
-            Ask::Changed => self.ranks.memories.changed().map(Answer::Changed),
+            Ask::Check(pieces) => self.memories().check(&pieces).map(Answer::Checked),
+            Ask::Watch(bystanders) => self.memories().watch(&bystanders).map(Answer::Number),
+            Ask::Changed => self.memories().changed().map(Answer::Changed),
             Ask::Flip { rank, sample } => {
-                self.ranks.memories.flip(rank, &sample)?;
+                self.memories().flip(rank, &sample)?;
                 Ok(Answer::Done)
             }
             Ask::Expect(awaited) => self.hear(awaited),
-            Ask::Strays => Ok(Answer::Number(self.ranks.strays() as u64)),
+            Ask::Strays => Ok(Answer::Number(match &self.kind {
+                Kind::Ports(ranks) => ranks.strays() as u64,
+                Kind::Live(live) => live.left(),
+            })),
+            Ask::Publish(publish) => {
+                let ticket = self.live()?.1.publish_for(publish)?;
+                Ok(Answer::Ticket(ticket.to_bytes()?))
+            }
+            Ask::Over(requests) => {
+                let (fabric, live) = self.live()?;
+                let over = fabric.runtime.block_on(async {
+                    tokio::time::timeout(PATIENCE, live.all_done(&requests)).await
+                });
+                over.map_err(|_| late("the end of a lease"))?.map(Answer::Number)
+            }
+            Ask::Traffic => Ok(Answer::Traffic(self.live()?.1.traffic())),
             Ask::Listen(counts) => self.listen(&counts),
             Ask::Echo { rank, number, times, spin, cpu } => {
                 let _pinned = Pinned::to(cpu);
                 self.echo(rank, number, times, spin)
             }
             Ask::Close => {
-                self.fabric.close(self.ranks.ports())?;
+                match &self.kind {
+                    Kind::Ports(ranks) => self.fabric.close(ranks.ports())?,
+                    // Its ranks say goodbye when they are dropped.
+                    Kind::Live(live) => live.withdraw_all(),
+                }
                 Ok(Answer::Done)
             }
-            Ask::Open { .. } | Ask::Cpu | Ask::Raw { .. } => {
+            Ask::Open { .. } | Ask::OpenLive { .. } | Ask::Cpu | Ask::Raw { .. } => {
                 Err(Error::misuse("remote", "not to be asked of an open engine"))
             }
         }
@@ -170,7 +217,7 @@ impl Engine {
     fn hear(&mut self, mut missing: Vec<Awaited>) -> Result<Answer> {
         let begun = Instant::now();
         while !missing.is_empty() {
-            if self.ranks.hear(&mut missing)? > 0 {
+            if self.ranks()?.hear(&mut missing)? > 0 {
                 continue;
             }
             if begun.elapsed() > PATIENCE {
@@ -183,7 +230,7 @@ impl Engine {
 
     /// Takes notifications, asleep in between.
     fn listen(&mut self, counts: &[u64]) -> Result<Answer> {
-        let ports: Vec<Port> = self.ranks.ports().cloned().collect();
+        let ports: Vec<Port> = self.ranks()?.ports().cloned().collect();
         self.fabric.runtime.block_on(async {
             for (port, count) in ports.iter().zip(counts) {
                 let driver = tokio::spawn(port.drive());
@@ -198,7 +245,7 @@ impl Engine {
     }
 
     fn echo(&mut self, rank: usize, number: usize, times: u32, spin: bool) -> Result<Answer> {
-        let rank = self.ranks.get_mut(rank)?;
+        let rank = self.ranks()?.get_mut(rank)?;
         let (peer, port, set) = (rank.peer(number)?, rank.port.clone(), rank.set.clone());
         if spin {
             for _ in 0..times {

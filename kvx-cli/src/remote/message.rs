@@ -5,10 +5,12 @@ use std::io::{self, Read, Write};
 use kvx_core::handshake::HandshakeBytes;
 use kvx_core::layout::RankLayout;
 use kvx_core::memory::KeyBlob;
+use kvx_core::transfer::Mode;
 use kvx_core::{Error, ErrorKind, Result, wire};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::engine::live::{LocalSetup, Traffic};
 use crate::engine::ranks::{Awaited, Bystanders, Piece};
 use crate::engine::watch::Changed;
 use crate::engine::work::{Checked, Sample};
@@ -34,6 +36,18 @@ pub(crate) enum Ask {
         layouts: Vec<RankLayout>,
         memory: Memory,
     },
+    /// Starts all ranks of these replicas with the whole connector, and makes their memory.
+    OpenLive {
+        backend: String,
+        replicas: Vec<Vec<RankLayout>>,
+        setup: LocalSetup,
+    },
+    /// Leases a request's blocks.
+    Publish(Publish),
+    /// Waits until the leases of these requests are over, all as done.
+    Over(Vec<u64>),
+    /// What went how.
+    Traffic,
     /// A step of the handshake between a rank and rank `number` of the other engine.
     Accept {
         rank: usize,
@@ -88,6 +102,18 @@ pub(crate) enum Ask {
     Close,
 }
 
+/// A request whose blocks are to be leased.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Publish {
+    pub(crate) replica: usize,
+    pub(crate) request: u64,
+    pub(crate) tokens: u64,
+    /// Block ids by cache group.
+    pub(crate) tables: Vec<Vec<u32>>,
+    /// To be read, or to be written.
+    pub(crate) mode: Mode,
+}
+
 /// What it answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
@@ -97,6 +123,9 @@ pub(crate) enum Answer {
         ranks: Vec<OpenedRank>,
         pid: u32,
     },
+    /// The ticket of a request, as bytes.
+    Ticket(Vec<u8>),
+    Traffic(Traffic),
     Reply(HandshakeBytes),
     Checked(Vec<Checked>),
     Changed(Vec<(usize, Changed)>),

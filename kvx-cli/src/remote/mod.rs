@@ -12,7 +12,7 @@ mod process;
 mod raw;
 
 pub(crate) use child::{processor_time, serve};
-pub(crate) use message::Memory;
+pub(crate) use message::{Memory, Publish};
 pub(crate) use process::{Process, spin_notified};
 
 use std::time::Duration;

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kvx_connector::ticket::Ticket;
 use kvx_core::id::PeerId;
 use kvx_core::layout::RankLayout;
 use kvx_core::port::Port;
@@ -13,8 +14,9 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use super::PATIENCE;
 use super::line::{Line, Looks, STANDSTILL};
-use super::message::{Answer, Ask, Memory, OpenedRank, receive, send};
+use super::message::{Answer, Ask, Memory, OpenedRank, Publish, receive, send};
 use crate::args::ENGINE_COMMAND;
+use crate::engine::live::{LocalSetup, Traffic};
 use crate::engine::rank::Rank;
 use crate::engine::ranks::{Awaited, Bystanders, Piece};
 use crate::engine::watch::Changed;
@@ -38,6 +40,23 @@ impl Process {
     ///
     /// When it cannot be started, or cannot open the backend.
     pub(crate) fn start(backend: &str, layouts: Vec<RankLayout>, memory: Memory) -> Result<Self> {
+        Self::start_with(&Ask::Open { backend: backend.to_owned(), layouts, memory })
+    }
+
+    /// Starts it, its ranks with the whole connector.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub(crate) fn start_live(
+        backend: &str,
+        replicas: Vec<Vec<RankLayout>>,
+        setup: LocalSetup,
+    ) -> Result<Self> {
+        Self::start_with(&Ask::OpenLive { backend: backend.to_owned(), replicas, setup })
+    }
+
+    fn start_with(open: &Ask) -> Result<Self> {
         let failed = |what: &'static str| {
             move |source: std::io::Error| {
                 Error::new(ErrorKind::Resources, "remote", what).with_source(source)
@@ -58,8 +77,7 @@ impl Process {
         let mut process = Self { child, stream: mine, looks, ranks: Vec::new(), pid: 0 };
         let unblocked = process.stream.set_nonblocking(true);
         unblocked.map_err(failed("a socket that blocks"))?;
-        let open = Ask::Open { backend: backend.to_owned(), layouts, memory };
-        match process.ask(&open)? {
+        match process.ask(open)? {
             Answer::Opened { ranks, pid } => (process.ranks, process.pid) = (ranks, pid),
             other => return Err(unexpected(&other)),
         }
@@ -118,10 +136,16 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// It has been standing still for [`STANDSTILL`].
+    /// It has been standing still for [`STANDSTILL`], or has ended.
     pub(crate) fn look(&mut self) -> Result<()> {
         self.looks.look();
-        if self.looks.stands_still() { Err(self.standstill()) } else { Ok(()) }
+        if self.looks.stands_still() {
+            return Err(self.standstill());
+        }
+        match self.child.try_wait() {
+            Ok(Some(status)) => Err(gone(status)),
+            _ => Ok(()),
+        }
     }
 
     fn standstill(&self) -> Error {
@@ -139,9 +163,7 @@ impl Process {
         // A process that was killed a moment ago may not have been reported yet.
         for _ in 0..20 {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Error::peer("remote", "the other engine's process is gone")
-                    .with_context("status", status)
-                    .with_source(error);
+                return gone(status).with_source(error);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -230,6 +252,51 @@ impl Process {
     /// What the process failed with.
     pub(crate) fn flip(&mut self, rank: usize, sample: Sample) -> Result<()> {
         self.done(&Ask::Flip { rank, sample })
+    }
+
+    /// Leases a request's blocks.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn publish(&mut self, publish: Publish) -> Result<Ticket> {
+        match self.ask(&Ask::Publish(publish))? {
+            Answer::Ticket(bytes) => Ticket::from_bytes(&bytes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Begins to wait until leases are over; [`over`](Self::over) waits for the end.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub(crate) fn expect_over(&mut self, requests: Vec<u64>) -> Result<()> {
+        self.begin(&Ask::Over(requests))
+    }
+
+    /// Waits until they are: at how many ranks, each counted for each request.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn over(&mut self) -> Result<u64> {
+        match self.answer()? {
+            Answer::Number(number) => Ok(number),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What went how so far.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn traffic(&mut self) -> Result<Traffic> {
+        match self.ask(&Ask::Traffic)? {
+            Answer::Traffic(traffic) => Ok(traffic),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Begins to wait for notifications; [`finish`](Self::finish) waits until all have come.
@@ -330,6 +397,10 @@ impl Drop for Process {
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
+}
+
+fn gone(status: std::process::ExitStatus) -> Error {
+    Error::peer("remote", "the other engine's process is gone").with_context("status", status)
 }
 
 fn unexpected(answer: &Answer) -> Error {
