@@ -1,6 +1,6 @@
 //! A backend that stops in the middle of each read, until it is let go on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -28,11 +28,40 @@ pub(crate) struct Held {
 struct State {
     /// Reads whose first half is posted, with what is left of them.
     reads: BTreeMap<TransferId, Rest>,
-    /// Of reads that were let go on: done within the call.
-    settled: Vec<(TransferId, Outcome)>,
+    /// What is to be polled.
+    events: VecDeque<Event>,
     cancelled: u64,
     /// Second halves that are posted.
     going: usize,
+}
+
+impl State {
+    /// Something happened to the other backend.
+    fn happened(&mut self, event: Event) {
+        match event {
+            Event::Settled { id, outcome } => {
+                let mine = TransferId(id.0 / 2);
+                self.going -= usize::from(id.0 % 2 == 1);
+                match self.reads.get_mut(&mine) {
+                    Some(rest) if outcome.is_done() => rest.arrived = true,
+                    _ => {
+                        self.reads.remove(&mine);
+                        self.events.push_back(Event::Settled { id: mine, outcome });
+                    }
+                }
+            }
+            Event::PeerDown { peer: down, .. } => {
+                // What is half done is not done any more, and is over before its peer is.
+                let of_peer = self.reads.iter().filter(|(_, rest)| rest.peer == down);
+                for id in of_peer.map(|(id, _)| *id).collect::<Vec<_>>() {
+                    self.reads.remove(&id);
+                    self.events.push_back(Event::Settled { id, outcome: Outcome::Cancelled });
+                }
+                self.events.push_back(event);
+            }
+            other => self.events.push_back(other),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -67,15 +96,28 @@ impl Held {
     /// Lets all reads that are half done go on.
     pub(crate) fn go_on(&self) {
         let mut state = self.lock();
-        for (id, rest) in std::mem::take(&mut state.reads) {
+        let (half, others) =
+            std::mem::take(&mut state.reads).into_iter().partition(|(_, rest)| rest.arrived);
+        state.reads = others;
+        let half: BTreeMap<TransferId, Rest> = half;
+        for (id, rest) in half {
             let second = TransferId(2 * id.0 + 1);
             let notify = rest.notify.as_deref();
-            match self.inner.submit(second, rest.peer, Mode::Read, &rest.segments, notify) {
-                Ok(Submit::Submitted) => state.going += 1,
-                Ok(Submit::Done { route }) => state.settled.push((id, Outcome::Done { route })),
-                Ok(Submit::Full) => panic!("there is room for one read"),
-                Err(error) => state.settled.push((id, Outcome::Failed(error))),
-            }
+            let outcome =
+                match self.inner.submit(second, rest.peer, Mode::Read, &rest.segments, notify) {
+                    Ok(Submit::Submitted) => {
+                        state.going += 1;
+                        continue;
+                    }
+                    Ok(Submit::Done { route }) => Outcome::Done { route },
+                    // Next time.
+                    Ok(Submit::Full) => {
+                        state.reads.insert(id, rest);
+                        continue;
+                    }
+                    Err(error) => Outcome::Failed(error),
+                };
+            state.events.push_back(Event::Settled { id, outcome });
         }
     }
 
@@ -127,37 +169,19 @@ impl TransferBackend for Held {
     }
 
     fn poll(&self, events: &mut Events) {
-        for (id, outcome) in self.lock().settled.drain(..) {
-            events.push(Event::Settled { id, outcome });
-        }
-        if events.room() == 0 {
-            return;
-        }
         let mut theirs = Events::with_limit(events.room());
+        // Whoever submits holds the lock: what settles is known by then.
+        let mut state = self.lock();
         self.inner.poll(&mut theirs);
         for event in theirs.drain() {
-            let Event::Settled { id, outcome } = event else {
-                events.push(event);
-                continue;
-            };
-            let mine = TransferId(id.0 / 2);
-            let mut state = self.lock();
-            if id.0 % 2 == 1 {
-                state.going -= 1;
-                self.changed.notify_all();
-            }
-            match state.reads.get_mut(&mine) {
-                Some(rest) if outcome.is_done() => {
-                    rest.arrived = true;
-                    self.changed.notify_all();
-                }
-                Some(_) => {
-                    state.reads.remove(&mine);
-                    events.push(Event::Settled { id: mine, outcome });
-                }
-                None => events.push(Event::Settled { id: mine, outcome }),
-            }
+            state.happened(event);
         }
+        while events.room() > 0
+            && let Some(event) = state.events.pop_front()
+        {
+            events.push(event);
+        }
+        self.changed.notify_all();
     }
 
     /// Notes that it was asked for. It is best effort: a fabric may be unable to.

@@ -59,6 +59,8 @@ impl Recipe {
 pub(crate) struct Node {
     pub(crate) workers: Vec<Worker>,
     pub(crate) cache: Cache,
+    /// Where its ranks listen.
+    pub(crate) listens: Vec<Address>,
     pub(crate) life: Incarnation,
     name: EngineName,
     cards: Address,
@@ -77,7 +79,7 @@ impl Node {
         let options = recipe.options.iter();
         let options = options
             .fold(BackendConfig::new(), |all, (name, value)| all.with(name.clone(), value.clone()));
-        let (mut workers, mut regions) = (Vec::new(), Vec::new());
+        let (mut workers, mut regions, mut listens) = (Vec::new(), Vec::new(), Vec::new());
         for (index, layout) in layouts.iter().enumerate() {
             let registration = kvx_core::registry::find(&recipe.backend).unwrap();
             let backend = wrap(registration.opener.open(&options).await.unwrap());
@@ -95,6 +97,7 @@ impl Node {
             let control = Control::start(config).unwrap();
             let listens_at = control.listen(&recipe.listen).unwrap();
             let advertised = recipe.advertised.get(index).unwrap_or(&listens_at).clone();
+            listens.push(listens_at);
             let policy = Policy::default().with_name(Some(&recipe.backend));
             let mut setup = RankSetup::new(
                 (recipe.name.clone(), incarnation, life),
@@ -113,7 +116,7 @@ impl Node {
         let cards = workers[0].address();
         let cache = Cache { layouts, regions };
         let (name, tp) = (recipe.name.clone(), recipe.tp);
-        Self { workers, cache, life, name, cards, tp }
+        Self { workers, cache, listens, life, name, cards, tp }
     }
 
     /// Leases blocks.

@@ -5,21 +5,20 @@
 //!
 //! Known failures 44 and 45 (vllm#20139, vllm#25897, aws-do-eks#84): blocks that were freed and reused while they were read, reported as good.
 
-use std::future::Future as _;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use kvx_connector::control::Key;
 use kvx_connector::protocol::{Plant, Reason};
 use kvx_connector::ticket::Table;
-use kvx_connector::worker::{Fetched, Fetching};
+use kvx_connector::worker::Fetched;
 use kvx_core::backend::TransferBackend;
 use kvx_core::layout::NamedLayout::{self, FlashAttentionHnd as Hnd, FlashAttentionNhd as Nhd};
 
 use crate::cache::{EMPTY, FREE, blocks};
 use crate::held::Held;
 use crate::node::{Node, Recipe};
+use crate::poll_once;
 
 /// Reads in each of the tests that want them to fail.
 const TIMES: u64 = 1000;
@@ -107,7 +106,7 @@ impl Pair {
         self.producer.cache.fill(&theirs, 0..TOKENS, FREE);
         let (mut all, mut open) = (Vec::new(), Vec::new());
         for mut fetch in fetch {
-            match ended(&mut fetch) {
+            match poll_once(&mut fetch) {
                 None => open.push(fetch),
                 early if end == End::Confirmed => all.extend(early),
                 Some(early) => panic!("request {number} ended in mid-read: {early:?}"),
@@ -125,14 +124,6 @@ impl Pair {
             runs > 0 && (1..=runs).contains(&wrong(number)) && (1..=runs).contains(&wrong(FREE))
         );
         all
-    }
-}
-
-/// How it ended, if it has.
-fn ended(fetch: &mut Fetching) -> Option<Fetched> {
-    match std::pin::Pin::new(fetch).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(fetched) => Some(fetched),
-        Poll::Pending => None,
     }
 }
 
