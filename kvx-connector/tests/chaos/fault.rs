@@ -42,9 +42,8 @@ pub(crate) const FLIP: Kind = 8;
 pub(crate) const ALL: [Kind; 9] =
     [KILL_PRODUCER, KILL_CONSUMER, STOP_PRODUCER, STOP_CONSUMER, PARTITION, DELAY, LOSS, CUT, FLIP];
 
-/// Those of processes.
-pub(crate) const PROCESSES: [Kind; 4] =
-    [KILL_PRODUCER, KILL_CONSUMER, STOP_PRODUCER, STOP_CONSUMER];
+/// Those of processes, but for a start at an address to which there is no route.
+pub(crate) const PROCESSES: [Kind; 3] = [KILL_CONSUMER, STOP_PRODUCER, STOP_CONSUMER];
 
 /// What goes wrong in the replay of this seed. Seeds in a row begin with all these kinds of faults, in turn.
 pub(crate) fn draw(

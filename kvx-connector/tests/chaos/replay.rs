@@ -61,8 +61,8 @@ fn replays(first: u64, count: u64, setting: &Setting) -> Tally {
     let (tally, failed) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{count} replays over {}: {tally:?}", setting.backend);
     assert!(failed.is_empty(), "seeds that failed: {failed:?}");
-    // Otherwise it would have shown nothing.
-    assert!(tally.ready > tally.attempts / 3, "{tally:?}");
+    // Otherwise it has shown nothing: each replay ends with requests that must be ready, and has some before.
+    assert!(tally.ready > tally.attempts / 10, "{tally:?}");
     tally
 }
 
