@@ -56,6 +56,7 @@ mod fabrics;
 mod fetch;
 mod frame;
 mod orders;
+mod reach;
 mod turn;
 
 pub use channel::{Channel, ChannelEvent};
@@ -64,6 +65,7 @@ pub use orders::{FetchOrder, FetchReport, GrantOrder, RankEvent, StageOf};
 use digests::Comparing;
 use fabrics::{Fabrics, Found};
 use fetch::{Fetch, Stage};
+use reach::Reaching;
 
 /// How often a rank looks where only polling brings something forward.
 const NAP: Duration = Duration::from_millis(1);
@@ -171,6 +173,7 @@ pub struct Rank<C> {
     fetches: BTreeMap<RequestNumber, Fetch>,
     wants: BTreeMap<WantId, RequestNumber>,
     next_want: u64,
+    reaching: Reaching,
     /// Whose each transfer is that has not settled.
     flying: BTreeMap<TransferNumber, Flying>,
     comparing: Comparing,
@@ -261,6 +264,7 @@ impl<C: Channel> Rank<C> {
         };
         let mut peers = Setup::new(local, setup.choosing, setup.seed);
         peers.limits = setup.peers;
+        let reaching = Reaching::new(setup.user.release_for);
         let (owner, user) = (Owner::new(setup.owner), User::new(setup.user, setup.seed));
         #[cfg(feature = "sim")]
         let (owner, user) = match setup.plant {
@@ -285,6 +289,7 @@ impl<C: Channel> Rank<C> {
             fetches: BTreeMap::new(),
             wants: BTreeMap::new(),
             next_want: 1,
+            reaching,
             flying: BTreeMap::new(),
             comparing: Comparing::default(),
             todo: VecDeque::new(),

@@ -13,9 +13,9 @@ use super::frame::{self, Frame};
 use super::orders::{RankEvent, StageOf};
 use super::{Flying, NAP, Rank, Todo, is_ghost};
 use crate::protocol::message::ToUser;
-use crate::protocol::peers::{self, Connection, Route, SessionId, WantId};
+use crate::protocol::peers::{self, Connection, Role, Route, SessionId, WantId};
 use crate::protocol::user::{self, Unproven, Why};
-use crate::protocol::{Part, Ranks, Reader, RequestNumber, TransferNumber, owner};
+use crate::protocol::{Access, Part, Ranks, Reader, RequestNumber, TransferNumber, owner};
 
 impl<C: Channel> Rank<C> {
     /// Does everything that can be done now. Returns when it wants to be called again at the latest: earlier whenever the
@@ -211,6 +211,9 @@ impl<C: Channel> Rank<C> {
             peers::Output::Gone { remote, reason, .. } => {
                 tracing::info!(%remote, %reason, "a peer is gone");
                 let peer = remote.incarnation;
+                if reason == peers::Reason::Superseded {
+                    self.reaching.forget(peer);
+                }
                 self.todo.push_back(Todo::User(user::Input::PeerGone { peer }));
                 self.todo.push_back(Todo::Owner(owner::Input::PeerGone { peer }));
             }
@@ -219,6 +222,9 @@ impl<C: Channel> Rank<C> {
 
     /// The other engine's ranks are connected: the lease machine is asked.
     fn routed(&mut self, want: WantId, route: Arc<Route>) {
+        if let Some(peer) = self.reaching.ended(want) {
+            return self.reached(peer);
+        }
         let Some(request) = self.wants.remove(&want) else { return };
         let Some(fetch) = self.fetches.get_mut(&request) else { return };
         let Stage::Routing { begin, .. } = fetch.stage else { return };
@@ -228,6 +234,10 @@ impl<C: Channel> Rank<C> {
         let mut sources = Vec::new();
         let mut links = Vec::new();
         for confirm in &route.confirms {
+            // Nobody waits for what is only read.
+            if order.access == Access::Write {
+                self.reaching.found(confirm.incarnation, order, Role::Producer);
+            }
             let hears = confirm.hears.iter().filter_map(|rank| u16::try_from(*rank).ok());
             let Ok(set) = Ranks::new(hears) else { continue };
             let link = route.links.iter().position(|link| link.incarnation == confirm.incarnation);
@@ -270,6 +280,9 @@ impl<C: Channel> Rank<C> {
     }
 
     fn unrouted(&mut self, want: WantId, error: Arc<Error>) {
+        if self.reaching.ended(want).is_some() {
+            return;
+        }
         let Some(request) = self.wants.remove(&want) else { return };
         let Some(mut fetch) = self.fetches.remove(&request) else { return };
         fetch.report.elapsed = self.now.saturating_sub(fetch.begun);
@@ -315,8 +328,10 @@ impl<C: Channel> Rank<C> {
         match output {
             user::Output::NeedPeer { peer } => {
                 // A route was there, so it was met, or can at least be told; where it is gone since, this is what there is to say.
-                let met =
-                    self.connections_of(peer).next().is_some() || self.session_of(peer).is_some();
+                let met = self.is_met(peer);
+                if !met && self.user.owes(peer) {
+                    self.reach(peer);
+                }
                 self.todo.push_back(Todo::User(match met {
                     true => user::Input::PeerReady { peer },
                     false => user::Input::PeerFailed { peer },
@@ -498,7 +513,7 @@ impl<C: Channel> Rank<C> {
     }
 
     /// The newest session with a peer.
-    fn session_of(&self, peer: Incarnation) -> Option<SessionId> {
+    pub(super) fn session_of(&self, peer: Incarnation) -> Option<SessionId> {
         let mut newest = self.sessions.iter().rev();
         newest.find(|(_, remote)| remote.incarnation == peer).map(|(session, _)| *session)
     }

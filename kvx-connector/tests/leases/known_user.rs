@@ -234,3 +234,30 @@ fn a_writer_that_has_asked_fails_with_its_connection() {
         assert_eq!(posts(&out).len(), usize::from(!fails), "{access:?}: {out:?}");
     }
 }
+
+/// A writer whose peer was lost owes it a word: until it is heard, the owner keeps the blocks. It is said as soon as the peer can be
+/// reached again, or given up after a while. Found by the simulation of whole engines.
+#[test]
+fn a_writer_that_lost_its_owner_tells_it_later() {
+    for comes_back in [true, false] {
+        let mut user = Use::new();
+        let out = user.ask(1, &[1], 1, Access::Write);
+        let mut out = [out, user.told_parts(1, 1, parts(1), Some(1))].concat();
+        let [transfer] = posts(&out)[..] else { panic!("one transfer: {out:?}") };
+        out = user.tell(Input::PeerDown { peer: peer(1) });
+        out.extend(user.settle(transfer, Outcome::Failed { retry: true }));
+        assert!(failed(&out).is_some(), "{out:?}");
+        out.extend(user.tell(Input::PeerGone { peer: peer(1) }));
+        assert_eq!((released_to(&out), user.user.releasing()), (vec![], 1));
+        assert!(user.user.owes(peer(1)));
+        user.pass(5_000);
+        if comes_back {
+            let out = user.tell(Input::PeerReady { peer: peer(1) });
+            assert_eq!(released_to(&out), [peer(1)]);
+            user.told_released(1, 1);
+        } else {
+            assert_eq!(released_to(&user.pass(70_000)), []);
+        }
+        assert_eq!((user.user.releasing(), user.user.wake()), (0, None), "{comes_back}");
+    }
+}

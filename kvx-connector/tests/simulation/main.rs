@@ -7,7 +7,7 @@ mod mad;
 mod net;
 mod world;
 
-use kvx_connector::protocol::Plant;
+use kvx_connector::protocol::{Access, Plant};
 use kvx_mock::Preset;
 use kvx_tests::{strategy, sweep};
 use proptest::strategy::{Strategy as _, ValueTree as _};
@@ -28,6 +28,7 @@ fn preset(seed: u64) -> Preset {
 /// A world of this seed, for what is done in it; `None` where two engines came up that have nothing to say to each other.
 fn within<T>(
     seed: u64,
+    access: Access,
     plant: Option<Plant>,
     act: impl FnOnce(World<'_>, ChaCha8Rng) -> T,
 ) -> Option<T> {
@@ -44,12 +45,13 @@ fn within<T>(
         rng.set_stream(number);
         rng
     };
-    let world = World::new(&scene, seed, preset(seed), stream(7), stream(8), plant)?;
+    let world = World::new(&scene, seed, preset(seed), stream(7), stream(8), plant, access)?;
     Some(act(world, stream(9)))
 }
 
 fn run(seed: u64, plant: Option<Plant>) -> Option<Result<Tally, String>> {
-    within(seed, plant, |world, _| world.run(150))
+    let access = if seed % 4 == 3 { Access::Write } else { Access::Read };
+    within(seed, access, plant, |world, _| world.run(150))
 }
 
 /// A member that says anything to everybody, and says again what others said: nothing panics, nothing grows, nothing wrong is
@@ -61,7 +63,9 @@ fn a_member_that_says_anything_harms_nobody_for_long() {
     let seeds = kvx_mock::sim::seeds(u64::MAX).unwrap();
     let (mut all, mut heard) = (Tally::default(), mad::Heard::default());
     for seed in seeds {
-        let Some(result) = within(seed, None, |world, rng| world.run_beside(each, rng)) else {
+        let Some(result) =
+            within(seed, Access::Read, None, |world, rng| world.run_beside(each, rng))
+        else {
             continue;
         };
         let (tally, one) = result.unwrap_or_else(|broken| panic!("KVX_SEED={seed}: {broken}"));

@@ -312,7 +312,8 @@ impl Peers {
         let old: Vec<Incarnation> =
             old.filter(replaced).map(|(_, incarnation)| *incarnation).collect();
         if !self.broken(Fault::KeepsOldLife) {
-            old.into_iter().for_each(|incarnation| self.gone(incarnation, Reason::Superseded));
+            // These cards may be those of a life before it: it may come back.
+            old.into_iter().for_each(|incarnation| self.gone(incarnation, Reason::Unlisted));
         }
         if !self.broken(Fault::IgnoresChanges) {
             changed.into_iter().for_each(|incarnation| self.gone(incarnation, Reason::Changed));

@@ -310,8 +310,10 @@ pub enum Reason {
     Down,
     /// It said that it goes, or that its side of the connection is over.
     Bye,
-    /// Another life of the same rank has taken its place.
+    /// Another life of the same rank has taken its place: it was heard of by a session.
     Superseded,
+    /// The cards of its engine have another life in its place. They may be older than it.
+    Unlisted,
     /// Its card is another one now.
     Changed,
     /// This side's policy does not allow what it is connected by.
@@ -327,6 +329,7 @@ impl fmt::Display for Reason {
             Self::Down => "its connection broke",
             Self::Bye => "it said goodbye",
             Self::Superseded => "another life took its place",
+            Self::Unlisted => "its engine's cards have another life in its place",
             Self::Changed => "its card has changed",
             Self::Refused => "the policy does not allow its transport",
             Self::Forgotten => "forgotten on this side",

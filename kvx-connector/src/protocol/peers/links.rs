@@ -196,7 +196,10 @@ impl Peers {
         let sessions = peer.sessions.clone();
         (peer.chosen, peer.alone, peer.since) = (None, None, self.now);
         peer.answer = super::answer::Answer::None;
-        let over = matches!(reason, Reason::Bye | Reason::Forgotten | Reason::Superseded);
+        let over = matches!(
+            reason,
+            Reason::Bye | Reason::Forgotten | Reason::Superseded | Reason::Unlisted
+        );
         if std::mem::replace(&mut peer.seen, !sessions.is_empty() && !over) {
             let connection = connection.filter(|_| told);
             let remote = peer.remote.clone();

@@ -54,7 +54,7 @@
 //! itself; when its connection broke; when it says goodbye; when its card has changed; when it has had no session for
 //! [`Limits::alone`]; when it is forgotten here. At that moment its connection is ended, its routes are no longer given, attempts and
 //! answers are given up, and only then may anything be said of what comes in its place. A life that was replaced does not come back; one
-//! that was lost may.
+//! that was lost may, and so may one that cards left out: they may have been on their way since before it began.
 //!
 //! # Invariants
 //!

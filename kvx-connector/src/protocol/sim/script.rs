@@ -111,6 +111,7 @@ impl Setting {
         user.again_first = millis(5, 40, dice);
         user.again_most = millis(40, 200, dice);
         user.window = usize::try_from(dice.among(1, 4)).unwrap_or(1);
+        user.release_for = Duration::from_secs(2);
         user.grace = millis(10, 50, dice);
         user.sever_for = millis(30, 100, dice);
         user.retries = if climate == Climate::Lossy { 50 } else { 2 };

@@ -74,7 +74,8 @@ impl User {
         let source = &mut request.sources[at];
         let over = access == Access::Read
             && matches!(source.phase, Phase::Failed(Why::Ended(_) | Why::Stale));
-        let gone = source.phase == Phase::Failed(Why::PeerGone);
+        // Its owner is told even so, should it come back: it keeps what may be written.
+        let gone = access == Access::Read && source.phase == Phase::Failed(Why::PeerGone);
         if source.released || source.phase == Phase::Proven || over || gone {
             source.released = true;
             return;
@@ -184,11 +185,7 @@ impl User {
         } else {
             entry.requests.iter().copied().collect()
         };
-        if why == Why::PeerDown {
-            self.releases.unreached(peer);
-        } else {
-            self.shared.counts.releases_lost += self.releases.forget(peer);
-        }
+        self.releases.unreached(peer);
         let mut needed = why == Why::PeerDown && self.releases.has(peer);
         let over_new = self.shared.planted.has(Plant::WritesOverNewConnection);
         for number in numbers {
@@ -199,8 +196,9 @@ impl User {
             let Some(at) = of_peer.or_else(any) else { continue };
             let source = &mut request.sources[at];
             source.linked = false;
-            // Nobody is left to be told.
-            source.released |= why == Why::PeerGone && source.peer == peer;
+            // Nobody is left to be told that it is not read any more.
+            let gone = why == Why::PeerGone && source.peer == peer;
+            source.released |= gone && access == Access::Read;
             if !alive || source.phase == Phase::Proven {
                 continue;
             }

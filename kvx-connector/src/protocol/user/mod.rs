@@ -177,6 +177,12 @@ impl User {
         self.releases.len()
     }
 
+    /// Whether a peer is still to be told that it is not used any more.
+    #[must_use]
+    pub fn owes(&self, peer: Incarnation) -> bool {
+        self.releases.has(peer)
+    }
+
     /// Starts to count anew.
     #[cfg(any(test, feature = "sim"))]
     pub fn forget_counts(&mut self) {

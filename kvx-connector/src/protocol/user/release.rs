@@ -18,6 +18,8 @@ type Key = (Incarnation, LeaseName, Reader);
 pub(super) struct Releases {
     waiting: BTreeMap<Key, Waiting>,
     due: BTreeSet<(Duration, Key)>,
+    /// When each is given up, answered or not.
+    ends: BTreeSet<(Duration, Key)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +28,7 @@ struct Waiting {
     sent: u8,
     /// `None`: its peer cannot be reached at present.
     due: Option<Duration>,
+    until: Duration,
 }
 
 impl Releases {
@@ -42,19 +45,27 @@ impl Releases {
             shared.counts.releases_lost += 1;
             return;
         }
-        let due = ready.then_some(now);
+        self.end(key);
+        let (due, until) = (ready.then_some(now), now + shared.config.release_for);
         self.due.extend(due.map(|due| (due, key)));
-        self.waiting.insert(key, Waiting { set, sent: 0, due });
+        self.ends.insert((until, key));
+        self.waiting.insert(key, Waiting { set, sent: 0, due, until });
     }
 
     pub(super) fn lapse(&mut self, now: Duration, shared: &mut Shared, out: &mut Vec<Output>) {
+        while let Some((at, key)) = self.ends.first().copied()
+            && at <= now
+        {
+            self.end(key);
+            shared.counts.releases_lost += 1;
+        }
         while let Some((at, key)) = self.due.first().copied()
             && at <= now
         {
             self.due.pop_first();
             let Some(waiting) = self.waiting.get_mut(&key) else { continue };
             if waiting.sent >= shared.config.release_tries {
-                self.waiting.remove(&key);
+                self.end(key);
                 shared.counts.releases_lost += 1;
                 continue;
             }
@@ -70,13 +81,17 @@ impl Releases {
 
     /// It was answered; whether it waited for that.
     pub(super) fn answered(&mut self, peer: Incarnation, lease: LeaseName, reader: Reader) -> bool {
-        let key = (peer, lease, reader);
-        let waiting = self.waiting.remove(&key);
-        let due = waiting.as_ref().and_then(|waiting| waiting.due);
-        if let Some(due) = due {
+        self.end((peer, lease, reader))
+    }
+
+    /// It waits no more; whether it did.
+    fn end(&mut self, key: Key) -> bool {
+        let Some(waiting) = self.waiting.remove(&key) else { return false };
+        if let Some(due) = waiting.due {
             self.due.remove(&(due, key));
         }
-        waiting.is_some()
+        self.ends.remove(&(waiting.until, key));
+        true
     }
 
     fn of(&self, peer: Incarnation) -> Vec<Key> {
@@ -113,17 +128,9 @@ impl Releases {
         }
     }
 
-    /// A peer is gone, or cannot be had; how many releases are lost.
-    pub(super) fn forget(&mut self, peer: Incarnation) -> u64 {
-        let keys = self.of(peer);
-        for (_, lease, reader) in &keys {
-            self.answered(peer, *lease, *reader);
-        }
-        keys.len() as u64
-    }
-
     pub(super) fn wake(&self) -> Option<Duration> {
-        self.due.first().map(|(at, _)| *at)
+        let first = |set: &BTreeSet<(Duration, Key)>| set.first().map(|(at, _)| *at);
+        first(&self.due).into_iter().chain(first(&self.ends)).min()
     }
 
     pub(super) fn len(&self) -> usize {

@@ -316,6 +316,8 @@ pub struct Config {
     pub busy_for: Duration,
     /// How often a release is sent. 8.
     pub release_tries: u8,
+    /// For how long a release may wait until its peer can be reached, and answers. 60 s.
+    pub release_for: Duration,
     /// How long cancelled transfers may take to settle before their peer is severed. 1 s.
     pub grace: Duration,
     /// How long they may take then, before the blocks are quarantined. 3 s.
@@ -338,6 +340,7 @@ impl Default for Config {
             retry_first: Duration::from_millis(10),
             busy_for: Duration::from_millis(1),
             release_tries: 8,
+            release_for: Duration::from_secs(60),
             grace: Duration::from_secs(1),
             sever_for: Duration::from_secs(3),
         }

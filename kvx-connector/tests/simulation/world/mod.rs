@@ -1,7 +1,11 @@
-//! One run: a producer and a consumer of random shapes, one request after another over the same blocks, and everything that can
-//! go wrong.
+//! One run: a producer and a consumer of random shapes, one request after another over the same blocks, read or written, and
+//! everything that can go wrong.
+
+mod bytes;
+mod ends;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -10,8 +14,9 @@ use kvx_connector::protocol::user::Prove;
 use kvx_connector::protocol::{
     Access, Attempt, LeaseName, Part, Plant, Reason, RequestNumber, TransferKey,
 };
-use kvx_connector::rank::{FetchOrder, GrantOrder, RankEvent, RankSetup};
+use kvx_connector::rank::{FetchOrder, GrantOrder, RankSetup};
 use kvx_connector::ticket::Table;
+use kvx_core::capability::Revoke;
 use kvx_core::plan::Pairing;
 use kvx_mock::sim::Weather;
 use kvx_mock::{Fabric, Preset};
@@ -33,6 +38,7 @@ pub(crate) struct Tally {
     pub(crate) aborted: u64,
     pub(crate) quarantined: u64,
     pub(crate) killed: u64,
+    pub(crate) stuck: u64,
 }
 
 impl Tally {
@@ -44,6 +50,7 @@ impl Tally {
         self.aborted += other.aborted;
         self.quarantined += other.quarantined;
         self.killed += other.killed;
+        self.stuck += other.stuck;
     }
 }
 
@@ -54,17 +61,22 @@ const TTL: Duration = Duration::from_millis(400);
 const HARD: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// A lease that the producer granted, while some rank has not freed it.
+/// A lease that was granted, while some rank has not freed it.
 struct Lease {
     name: LeaseName,
-    serial: u64,
+    /// What it may hold: to read, one serial; to write, one for each attempt.
+    serials: Vec<u64>,
     freed: Vec<bool>,
-    withdrawn: bool,
+    /// Ranks at which it is not known whether somebody still writes.
+    quarantined: Vec<bool>,
+    /// A process that may have been writing has died.
+    user_died: bool,
 }
 
-/// An attempt of the consumer, while some rank has not ended it.
+/// An attempt of the user, while some rank has not ended it.
 struct Try {
     request: RequestNumber,
+    lease: LeaseName,
     serial: u64,
     begun: Duration,
     /// For each rank, whether it has ended, and whether its blocks are still kept.
@@ -90,8 +102,13 @@ pub(crate) struct World<'a> {
     /// The last ticket that was given out: its lease, and the serial.
     ticket: Option<(LeaseName, u64)>,
     attempt: Option<Try>,
-    /// What the consumer's memory holds that nobody may change: by which number its noise was made.
-    noise: u64,
+    /// What each consumer's memory holds that nobody may change: by which number its noise was made.
+    noise: Vec<u64>,
+    next_noise: u64,
+    /// Whether the producer writes, or the consumer reads.
+    access: Access,
+    /// Why leases ended, by the owner's rank.
+    ended: BTreeMap<(LeaseName, usize), Reason>,
     serial: u64,
     next_attempt: u64,
     digests: bool,
@@ -140,6 +157,7 @@ impl<'a> World<'a> {
         mut rng: ChaCha8Rng,
         net_rng: ChaCha8Rng,
         plant: Option<Plant>,
+        access: Access,
     ) -> Option<Self> {
         let (producers, consumers) = (&scene.producer.ranks, &scene.consumer.ranks);
         // A second grid beside the first has ranks of the same place: no engine is so.
@@ -180,7 +198,10 @@ impl<'a> World<'a> {
             lease: None,
             ticket: None,
             attempt: None,
-            noise: 0,
+            noise: vec![0; consumers.len()],
+            next_noise: 0,
+            access,
+            ended: BTreeMap::new(),
             serial: 0,
             next_attempt: 1,
             since_stop: Duration::ZERO,
@@ -337,65 +358,74 @@ impl<'a> World<'a> {
         if producing { &self.producer } else { &self.consumer }
     }
 
-    /// Fills the producers' memory with a serial's bytes.
-    fn fill(&self, serial: u64) -> Verdict {
-        for (life, base) in self.producer.lives.iter().zip(&self.base) {
-            for (region, base) in life.regions.iter().zip(base) {
-                let bytes: Vec<u8> =
-                    (0_u64..).zip(base).map(|(at, byte)| byte ^ key(serial, at)).collect();
-                region.write_at(0, &bytes).map_err(|error| error.to_string())?;
-            }
-        }
-        Ok(())
+    /// Whether a side has the memory that leases are on.
+    fn owns(&self, producing: bool) -> bool {
+        producing == (self.access == Access::Read)
     }
 
-    /// Fills the consumers' memory with noise.
-    fn scribble(&mut self) -> Verdict {
-        self.noise += 1;
-        for (rank, life) in self.consumer.lives.iter().enumerate() {
-            for region in &life.regions {
-                let bytes: Vec<u8> =
-                    (0..region.bytes()).map(|at| self.noise_at(rank, at)).collect();
-                region.write_at(0, &bytes).map_err(|error| error.to_string())?;
-            }
-        }
-        Ok(())
+    fn owner(&self) -> &Engine {
+        self.engine(self.owns(true))
     }
 
-    fn noise_at(&self, rank: usize, at: u64) -> u8 {
-        key(u64::MAX - self.noise, at + (rank as u64) * 7)
+    fn owner_mut(&mut self) -> &mut Engine {
+        if self.owns(true) { &mut self.producer } else { &mut self.consumer }
+    }
+
+    fn user(&self) -> &Engine {
+        self.engine(!self.owns(true))
+    }
+
+    fn user_mut(&mut self) -> &mut Engine {
+        if self.owns(true) { &mut self.consumer } else { &mut self.producer }
+    }
+
+    fn owner_tables(&self) -> Vec<Table> {
+        let side = if self.owns(true) { &self.scene.producer } else { &self.scene.consumer };
+        tables(&side.tables)
+    }
+
+    fn user_tables(&self) -> Vec<Table> {
+        let side = if self.owns(true) { &self.scene.consumer } else { &self.scene.producer };
+        tables(&side.tables)
     }
 
     fn publish(&mut self) -> Verdict {
-        if self.lease.is_some() || self.producer.lives.is_empty() {
+        if self.lease.is_some() || self.owner().lives.is_empty() {
             return Ok(());
         }
         self.serial += 1;
-        self.fill(self.serial)?;
-        let name =
-            LeaseName { owner: self.producer.life, number: self.producer.next_number, epoch: 0 };
-        self.producer.next_number += 1;
-        let parts = self.parts();
+        let serials = if self.access == Access::Read {
+            self.fill(self.serial)?;
+            vec![self.serial]
+        } else {
+            // Nothing was written since the last lease ended.
+            self.check_noise()?;
+            Vec::new()
+        };
+        let owner = self.owner_mut();
+        let name = LeaseName { owner: owner.life, number: owner.next_number, epoch: 0 };
+        owner.next_number += 1;
         let order = GrantOrder {
             lease: name,
             key: TransferKey::new(format!("r{}", self.serial))
                 .map_err(|error| error.to_string())?,
-            access: Access::Read,
-            tables: tables(&self.scene.producer.tables),
+            access: self.access,
+            tables: self.owner_tables(),
             ttl: TTL,
             hard: HARD,
             total: Some(1),
-            parts,
+            parts: self.parts(),
             stages: 0,
         };
-        for life in &mut self.producer.lives {
+        for life in &mut self.owner_mut().lives {
             life.rank.grant(order.clone());
         }
         self.tally.published += 1;
         self.note(|| format!("publish {name}"));
         self.ticket = Some((name, self.serial));
-        let freed = vec![false; self.producer.lives.len()];
-        self.lease = Some(Lease { name, serial: self.serial, freed, withdrawn: false });
+        let freed = vec![false; self.owner().lives.len()];
+        let quarantined = freed.clone();
+        self.lease = Some(Lease { name, serials, freed, quarantined, user_died: false });
         Ok(())
     }
 
@@ -405,52 +435,61 @@ impl<'a> World<'a> {
         vec![Part { number: 0, group: None, layers: self.scene.layers.clone(), tokens }]
     }
 
+    /// The user's side of a ticket: reads, or writes.
     fn fetch(&mut self) -> Verdict {
-        let Some((lease, serial)) = self.ticket else { return Ok(()) };
-        if self.attempt.is_some() || self.consumer.lives.is_empty() {
+        let Some((lease, mut serial)) = self.ticket else { return Ok(()) };
+        if self.attempt.is_some() || self.user().lives.is_empty() {
             return Ok(());
         }
-        // Nothing of earlier attempts has moved since they ended.
-        self.check_noise()?;
-        self.scribble()?;
+        let transfer = serial;
+        if self.access == Access::Read {
+            // Nothing of earlier attempts has moved since they ended.
+            self.check_noise()?;
+            self.scribble()?;
+        } else {
+            self.serial += 1;
+            serial = self.serial;
+            self.fill(serial)?;
+            if let Some(open) = self.lease.as_mut().filter(|open| open.name == lease) {
+                open.serials.push(serial);
+            }
+        }
         let request = RequestNumber(self.next_attempt);
         self.next_attempt += 1;
-        let parts = self.parts();
+        let owner = self.owner();
         let mut order = FetchOrder {
             request,
-            key: TransferKey::new(format!("r{serial}")).map_err(|error| error.to_string())?,
-            engine: "p".parse().map_err(|error: kvx_core::Error| error.to_string())?,
-            address: self.producer.address(0),
+            key: TransferKey::new(format!("r{transfer}")).map_err(|error| error.to_string())?,
+            engine: owner.name.parse().map_err(|error: kvx_core::Error| error.to_string())?,
+            address: owner.address(0),
             replica: 0,
             lease,
-            access: Access::Read,
-            attempt: Attempt { user: self.consumer.life, number: request.0 },
+            access: self.access,
+            attempt: Attempt { user: self.user().life, number: request.0 },
             tokens: self.scene.tokens,
             range: self.scene.range.clone(),
-            theirs: tables(&self.scene.producer.tables),
-            ours: tables(&self.scene.consumer.tables),
+            theirs: self.owner_tables(),
+            ours: self.user_tables(),
             total: Some(1),
-            parts,
+            parts: self.parts(),
             deadline: DEADLINE,
             begin: true,
             prove: Prove::Whole,
-            digests: self.digests,
+            digests: self.digests && self.access == Access::Read,
             stages: (0, 0),
         };
         if self.rng.random_ratio(1, 4) {
             order.prove = Prove::EachPart;
         }
-        for rank in 0..self.consumer.lives.len() {
-            let clock = self.consumer.clock(self.now);
-            self.consumer.lives[rank]
-                .rank
-                .fetch(clock, order.clone())
-                .map_err(|error| error.to_string())?;
+        let clock = self.user().clock(self.now);
+        for life in &mut self.user_mut().lives {
+            life.rank.fetch(clock, order.clone()).map_err(|error| error.to_string())?;
         }
         self.note(|| format!("fetch {} of {lease}", request.0));
-        let ranks = self.consumer.lives.len();
+        let ranks = self.user().lives.len();
         self.attempt = Some(Try {
             request,
+            lease,
             serial,
             begun: self.now,
             ended: vec![false; ranks],
@@ -461,18 +500,17 @@ impl<'a> World<'a> {
     }
 
     fn abort(&mut self) {
-        if let Some(attempt) = &self.attempt {
-            for life in &mut self.consumer.lives {
-                life.rank.abort(attempt.request);
+        if let Some(request) = self.attempt.as_ref().map(|attempt| attempt.request) {
+            for life in &mut self.user_mut().lives {
+                life.rank.abort(request);
             }
         }
     }
 
     fn withdraw(&mut self) {
-        if let Some(lease) = &mut self.lease {
-            lease.withdrawn = true;
-            for life in &mut self.producer.lives {
-                life.rank.withdraw(lease.name, Reason::Preempted);
+        if let Some(name) = self.lease.as_ref().map(|lease| lease.name) {
+            for life in &mut self.owner_mut().lives {
+                life.rank.withdraw(name, Reason::Preempted);
             }
         }
     }
@@ -480,6 +518,7 @@ impl<'a> World<'a> {
     /// All ranks of an engine die, and come again as another life.
     fn kill(&mut self, producing: bool) -> Verdict {
         self.tally.killed += 1;
+        self.note(|| format!("the {} dies", if producing { "producer" } else { "consumer" }));
         let engine = if producing { &mut self.producer } else { &mut self.consumer };
         for (rank, life) in engine.lives.iter().enumerate() {
             let name = engine.rank_name(rank);
@@ -488,139 +527,16 @@ impl<'a> World<'a> {
             self.net.borrow_mut().kill(life.process);
         }
         engine.lives.clear();
-        if producing {
+        if self.owns(producing) {
             self.lease = None;
-            self.open(true, true)
         } else {
             self.attempt = None;
-            self.open(false, true)?;
-            self.scribble()
-        }
-    }
-
-    fn heard(&mut self, producing: bool, rank: usize, event: RankEvent) -> Verdict {
-        self.note(|| format!("{} {rank}: {event:?}", if producing { 'p' } else { 'c' }));
-        match event {
-            RankEvent::Freed { lease, .. } if producing => self.freed(rank, lease),
-            RankEvent::Ready { request, .. } => self.ready(rank, request),
-            RankEvent::Failed { request, quarantined, error, report, .. } => {
-                self.last_error = format!("rank {rank}: {error}; {report:?}");
-                self.tally.failed += 1;
-                self.ended(rank, request, quarantined)
-            }
-            RankEvent::Aborted { request, quarantined } => {
-                self.tally.aborted += 1;
-                self.ended(rank, request, quarantined)
-            }
-            RankEvent::Unquarantined { request } => {
-                if let Some(attempt) = self.attempt.as_mut().filter(|one| one.request == request) {
-                    attempt.kept[rank] = false;
-                }
-                self.close_attempt()
-            }
-            RankEvent::PartReady { .. } => Ok(()),
-            other => Err(format!("unexpected: {other:?}")),
-        }
-    }
-
-    fn freed(&mut self, rank: usize, name: LeaseName) -> Verdict {
-        let Some(lease) = self.lease.as_mut().filter(|lease| lease.name == name) else {
-            return Err(format!("rank {rank} frees {name}, which is not open"));
-        };
-        if std::mem::replace(&mut lease.freed[rank], true) {
-            return Err(format!("rank {rank} frees {name} twice"));
-        }
-        // This rank's blocks are used again, for something else.
-        let serial = lease.serial;
-        let life = &self.producer.lives[rank];
-        for region in &life.regions {
-            let bytes: Vec<u8> = (0..region.bytes()).map(|at| !key(serial, at)).collect();
-            region.write_at(0, &bytes).map_err(|error| error.to_string())?;
-        }
-        if lease.freed.iter().all(|freed| *freed) {
-            self.lease = None;
-        }
-        Ok(())
-    }
-
-    fn mine(&mut self, rank: usize, request: RequestNumber) -> Verdict<&mut Try> {
-        let Some(attempt) = self.attempt.as_mut().filter(|one| one.request == request) else {
-            return Err(format!("rank {rank} ends request {}, which is not open", request.0));
-        };
-        if std::mem::replace(&mut attempt.ended[rank], true) {
-            return Err(format!("rank {rank} ends request {} twice", request.0));
-        }
-        Ok(attempt)
-    }
-
-    /// Everything that this rank needs is there, and nothing else has changed.
-    fn ready(&mut self, rank: usize, request: RequestNumber) -> Verdict {
-        let attempt = self.mine(rank, request)?;
-        attempt.ready += 1;
-        let serial = attempt.serial;
-        self.tally.ready += 1;
-        for (number, region) in (0_u32..).zip(&self.consumer.lives[rank].regions) {
-            let mut bytes = vec![0; index(region.bytes())];
-            region.read_at(0, &mut bytes).map_err(|error| error.to_string())?;
-            for (at, byte) in (0_u64..).zip(bytes) {
-                let wanted = match self.oracle.origin(rank, number, at) {
-                    Some(from) => {
-                        let base =
-                            self.base[from.rank as usize][from.region as usize][index(from.offset)];
-                        base ^ key(serial, from.offset)
-                    }
-                    None => self.noise_at(rank, at),
-                };
-                if byte != wanted {
-                    let origin = self.oracle.origin(rank, number, at);
-                    return Err(format!(
-                        "request {} (serial {serial}) is ready at rank {rank}, and byte {at} of region {number} is \
-                         {byte:#x}, not {wanted:#x} (from {origin:?})",
-                        request.0
-                    ));
-                }
+            if let Some(lease) = &mut self.lease {
+                lease.user_died = true;
             }
         }
-        self.close_attempt()
-    }
-
-    fn ended(&mut self, rank: usize, request: RequestNumber, quarantined: bool) -> Verdict {
-        let attempt = self.mine(rank, request)?;
-        attempt.kept[rank] = quarantined;
-        if quarantined {
-            self.tally.quarantined += 1;
-        }
-        self.close_attempt()
-    }
-
-    /// When all ranks have ended and nothing is kept, the blocks are the engine's again.
-    fn close_attempt(&mut self) -> Verdict {
-        let over = self.attempt.as_ref().is_some_and(|attempt| {
-            attempt.ended.iter().all(|ended| *ended) && attempt.kept.iter().all(|kept| !*kept)
-        });
-        if over {
-            self.attempt = None;
-            self.scribble()?;
-        }
-        Ok(())
-    }
-
-    /// Nobody has written where nobody may.
-    fn check_noise(&self) -> Verdict {
-        for (rank, life) in self.consumer.lives.iter().enumerate() {
-            for (number, region) in life.regions.iter().enumerate() {
-                let mut bytes = vec![0; index(region.bytes())];
-                region.read_at(0, &mut bytes).map_err(|error| error.to_string())?;
-                for (at, byte) in (0_u64..).zip(bytes) {
-                    if byte != self.noise_at(rank, at) {
-                        return Err(format!(
-                            "byte {at} of region {number} of consumer {rank} changed after everything had ended"
-                        ));
-                    }
-                }
-            }
-        }
-        Ok(())
+        self.open(producing, true)?;
+        if producing { Ok(()) } else { self.scribble() }
     }
 
     /// Whatever happens, a request ends in time, unless its process stands still.
@@ -647,8 +563,12 @@ impl<'a> World<'a> {
         self.weather.clear().map_err(|error| error.to_string())?;
         self.net.borrow_mut().foul = false;
         self.settle(Duration::from_secs(60), "what was under way is over", |world| {
-            world.attempt.is_none() && world.lease.is_none()
+            world.attempt.is_none() && (world.lease.is_none() || world.is_stuck())
         })?;
+        if self.is_stuck() {
+            self.tally.stuck += 1;
+            return Ok(());
+        }
         for round in 0.. {
             let before = self.tally.ready;
             self.publish()?;
@@ -656,14 +576,14 @@ impl<'a> World<'a> {
             self.settle(Duration::from_secs(60), "the last request is over", |world| {
                 world.attempt.is_none() && world.lease.is_none()
             })?;
-            if self.tally.ready == before + self.consumer.lives.len() as u64 {
+            if self.tally.ready == before + self.user().lives.len() as u64 {
                 break;
             }
             // Some peer may still be thought to be there that is not: the fabric takes its time to say so.
             let later = self.now + Duration::from_secs(1);
             self.settle(Duration::from_secs(2), "time passes", |world| world.now >= later)?;
             if round > 20 {
-                for life in &self.consumer.lives {
+                for life in &self.user().lives {
                     self.note(|| format!("{:#?} {:?}", life.rank.peers(), life.rank));
                 }
                 return Err(format!("in fair weather no request is served: {}", self.last_error));
@@ -674,6 +594,16 @@ impl<'a> World<'a> {
         self.settle(Duration::from_secs(30), "nothing is left", |world| {
             let lives = world.producer.lives.iter().chain(&world.consumer.lives);
             lives.into_iter().all(|life| life.rank.open() == (0, 0))
+        })
+    }
+
+    /// Whether blocks are kept for good: a writer has died, and this fabric cannot say whether something of it is still under way.
+    fn is_stuck(&self) -> bool {
+        let revocable = self.preset.capabilities().revoke == Revoke::PerPeer;
+        self.lease.as_ref().is_some_and(|lease| {
+            let mut ranks = lease.freed.iter().zip(&lease.quarantined);
+            let kept = ranks.all(|(freed, quarantined)| *freed || *quarantined);
+            kept && lease.user_died && self.access == Access::Write && !revocable
         })
     }
 
