@@ -52,8 +52,24 @@ pub(crate) enum Command {
         /// The group.
         group: u32,
     },
+    /// Show what an engine does, live: peers, leases, transfers
+    Top(TopArgs),
     /// List backends: which can be used here, what the others lack, and what each can do
     Backends(BackendsArgs),
+}
+
+/// Options of `kvx top`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TopArgs {
+    /// Address that was given to --metrics of the kvx to be watched; a port alone is one on this host
+    #[arg(value_name = "[HOST:]PORT")]
+    pub(crate) address: String,
+    /// Show it once, without rates, and end; so does --json
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Seconds from one look to the next
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) seconds: u64,
 }
 
 /// Options of `kvx backends`.
@@ -122,6 +138,9 @@ pub(crate) struct ServeArgs {
     /// Tokens that fit into this engine's pool at the same time
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) pool_tokens: u64,
+    /// Serve metrics for Prometheus, and the status for kvx top, at this address; a port alone is on loopback
+    #[arg(long, value_name = "[HOST:]PORT")]
+    pub(crate) metrics: Option<String>,
     /// The producer: end once the first consumer has gone
     #[arg(long)]
     pub(crate) once: bool,

@@ -17,3 +17,6 @@ mod plan_figures;
 mod serve;
 #[cfg(test)]
 mod shapes;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[cfg(test)]
+mod top;

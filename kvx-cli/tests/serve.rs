@@ -11,10 +11,10 @@ use serde_json::Value;
 use crate::common::{command, json, kvx};
 
 /// Small enough for a test.
-const SMALL: &str = "--layers 2 --pool-tokens 4000";
+pub(crate) const SMALL: &str = "--layers 2 --pool-tokens 4000";
 
 /// A key of this test's own.
-fn key(name: &str) -> PathBuf {
+pub(crate) fn key(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("serve-{name}-{}.key", std::process::id()));
     let _old = std::fs::remove_file(&path);
@@ -24,17 +24,19 @@ fn key(name: &str) -> PathBuf {
 }
 
 /// A producer in a process of its own. It is killed when dropped.
-struct Producer {
+pub(crate) struct Producer {
     child: Child,
     /// Where requests are asked for, and where its cards are.
-    address: String,
+    pub(crate) address: String,
     cards: String,
+    /// Where it shows its metrics, if it does.
+    pub(crate) metrics: String,
     /// Its end of standard error is kept open.
     said: Option<BufReader<std::process::ChildStderr>>,
 }
 
 impl Producer {
-    fn start(key: &Path, arguments: &str) -> Self {
+    pub(crate) fn start(key: &Path, arguments: &str) -> Self {
         Self::run(command("--json serve --role producer"), "127.0.0.1", key, arguments)
     }
 
@@ -42,12 +44,16 @@ impl Producer {
         program.args(["--listen", &format!("{host}:0"), "--key"]).arg(key);
         program.args(arguments.split_whitespace());
         let child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut made = Self { child, address: String::new(), cards: String::new(), said: None };
+        let (address, cards, metrics) = (String::new(), String::new(), String::new());
+        let mut made = Self { child, address, cards, metrics, said: None };
         let mut said = BufReader::new(made.child.stderr.take().unwrap());
         let mut all = String::new();
         while made.address.is_empty() {
             let begin = all.len();
             assert!(said.read_line(&mut all).unwrap() > 0, "the producer ended: {all}");
+            if let Some((_, at)) = all[begin..].split_once(": metrics at http://") {
+                made.metrics = at.split('/').next().unwrap().to_owned();
+            }
             if let Some(ready) = all[begin..].trim().strip_prefix("ready: requests at ") {
                 let (address, cards) = ready.split_once(", cards at ").unwrap();
                 (made.address, made.cards) = (address.to_owned(), cards.to_owned());
@@ -88,7 +94,7 @@ impl Drop for Producer {
     }
 }
 
-fn consumer(address: &str, key: &Path, arguments: &str) -> String {
+pub(crate) fn consumer(address: &str, key: &Path, arguments: &str) -> String {
     format!("serve --role consumer --connect {address} --key {} {arguments}", key.display())
 }
 

@@ -20,12 +20,13 @@ use kvx_core::memory::Region;
 use kvx_core::{Error, Result};
 
 use crate::control::{Control, ControlConfig, RemoteIdentity, Security};
+use crate::observe::EngineStatus;
 use crate::protocol::peers::Choosing;
 use crate::protocol::user::Prove;
 use crate::protocol::{Access, Attempt, LeaseName, Part, Reason, RequestNumber, TransferKey};
 use crate::rank::{FetchOrder, FetchReport, GrantOrder, RankSetup};
 use crate::ticket::{Parts, Table, Ticket, TicketGroup};
-use crate::worker::{FetchFailure, Fetching, Granted, Worker};
+use crate::worker::{FetchFailure, Fetching, Glance, Granted, Worker};
 
 /// What an engine is made of.
 #[derive(Debug)]
@@ -175,6 +176,20 @@ impl Engine {
     /// Where its cards are served.
     pub const fn address(&self) -> &Address {
         &self.cards
+    }
+
+    /// What there is now at all ranks, as JSON can show it.
+    pub fn status(&self) -> EngineStatus {
+        self.glance().status()
+    }
+
+    /// Something to look at the engine with, from any thread, that does not keep it.
+    pub fn glance(&self) -> EngineGlance {
+        EngineGlance {
+            name: self.name.clone(),
+            cards: self.cards.clone(),
+            ranks: self.workers.iter().map(Worker::glance).collect(),
+        }
     }
 
     /// Its ranks.
@@ -332,6 +347,23 @@ impl Engine {
         let ranks =
             self.workers.iter().map(|worker| worker.fetch(order.clone())).collect::<Result<_>>()?;
         Ok(Fetch { ranks })
+    }
+}
+
+/// Looks at an [`Engine`]: at those of its ranks that are there.
+#[derive(Clone, Debug)]
+pub struct EngineGlance {
+    name: EngineName,
+    cards: Address,
+    ranks: Vec<Glance>,
+}
+
+impl EngineGlance {
+    /// What there is now.
+    #[must_use]
+    pub fn status(&self) -> EngineStatus {
+        let ranks = self.ranks.iter().filter_map(Glance::status).collect();
+        EngineStatus::new(self.name.to_string(), self.cards.to_string(), ranks)
     }
 }
 

@@ -8,6 +8,7 @@ pub mod control;
 pub mod engine;
 mod form;
 pub mod integrity;
+pub mod observe;
 pub mod protocol;
 pub mod rank;
 pub mod scheduler;

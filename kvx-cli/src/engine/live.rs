@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kvx_connector::Policy;
 use kvx_connector::control::{Key, Security};
-use kvx_connector::engine::{Engine, EngineSetup, Fetch, RankParts};
+use kvx_connector::engine::{Engine, EngineGlance, EngineSetup, Fetch, RankParts};
 use kvx_connector::protocol::{LeaseName, Reason, TransferKey};
 use kvx_connector::ticket::{Table, Ticket};
 use kvx_connector::worker::Granted;
@@ -167,6 +167,11 @@ impl Live {
             engines.push(Engine::start(engine)?);
         }
         Ok(Self { memories: Memories::new(memories), engines, leases: BTreeMap::new() })
+    }
+
+    /// What looks at its engines, from any thread.
+    pub(crate) fn glances(&self) -> Vec<EngineGlance> {
+        self.engines.iter().map(Engine::glance).collect()
     }
 
     fn engine(&self, replica: usize) -> Result<&Engine> {

@@ -106,7 +106,10 @@ fn respond(request: Option<&[u8]>, shown: &Shown) -> Vec<u8> {
     match target.split('?').next().unwrap_or_default() {
         "/metrics" => page("200 OK", METRICS, &shown.metrics.render(), whole),
         "/status" => match shown.status() {
-            Some(status) => page("200 OK", JSON, &status.to_string(), whole),
+            Some(status) => match serde_json::to_string(&status) {
+                Ok(status) => page("200 OK", JSON, &status, whole),
+                Err(_) => page("500 Internal Server Error", TEXT, "it cannot be shown\n", whole),
+            },
             None => page("503 Service Unavailable", TEXT, "nothing is shown yet\n", whole),
         },
         "/" => page("200 OK", TEXT, "kvx: /metrics for Prometheus, /status for kvx top\n", whole),

@@ -16,9 +16,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvx_connector::observe::EngineStatus;
 use kvx_core::{Error, ErrorKind, Result};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 mod http;
@@ -49,7 +50,16 @@ const BYTES: &[f64] = &[
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// What gives the status.
-type Status = Box<dyn Fn() -> Value + Send>;
+type Status = Box<dyn Fn() -> Vec<EngineStatus> + Send>;
+
+/// What `/status` says.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Page {
+    /// The version of kvx that says it.
+    pub(crate) version: String,
+    /// All engines of the process.
+    pub(crate) engines: Vec<EngineStatus>,
+}
 
 /// What the thread shows.
 #[derive(Clone)]
@@ -60,9 +70,10 @@ struct Shown {
 
 impl Shown {
     /// The status, where there is one.
-    fn status(&self) -> Option<Value> {
+    fn status(&self) -> Option<Page> {
         let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.as_ref().map(|status| status())
+        let engines = status.as_ref()?();
+        Some(Page { version: env!("CARGO_PKG_VERSION").to_owned(), engines })
     }
 }
 
@@ -82,8 +93,10 @@ impl Guard {
         self.address
     }
 
-    /// Shows what `status` gives at `/status`. It is called on the thread that serves, once for each request, and must not wait.
-    pub fn show(&self, status: impl Fn() -> Value + Send + 'static) {
+    /// Shows what `status` gives at `/status`: of all engines of this process, by their
+    /// [glances](kvx_connector::engine::Engine::glance). It is called on the thread that serves, once for each request, and must not
+    /// wait.
+    pub fn show(&self, status: impl Fn() -> Vec<EngineStatus> + Send + 'static) {
         let mut shown = self.shown.status.lock().unwrap_or_else(PoisonError::into_inner);
         *shown = Some(Box::new(status));
     }

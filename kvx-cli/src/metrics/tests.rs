@@ -2,9 +2,9 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use kvx_connector::observe::EngineStatus;
 
-use super::serve;
+use super::{Page, serve};
 
 /// Sends bytes and reads until the other side closes.
 fn ask(address: SocketAddr, request: &str) -> String {
@@ -26,9 +26,12 @@ fn a_port_alone_is_on_loopback_and_both_pages_are_served() {
     assert!(at.ip().is_loopback() && at.port() != 0);
     assert!(get(at, "/metrics").starts_with("HTTP/1.1 200 OK\r\n"));
     assert!(get(at, "/status").starts_with("HTTP/1.1 503 "));
-    guard.show(|| json!({ "a": 1 }));
+    guard.show(|| vec![EngineStatus::new("prefill", "localhost:7", Vec::new())]);
     let status = get(at, "/status?pretty");
-    assert!(status.starts_with("HTTP/1.1 200 OK\r\n") && status.ends_with("\r\n\r\n{\"a\":1}"));
+    assert!(status.starts_with("HTTP/1.1 200 OK\r\n"), "{status}");
+    let (_, body) = status.split_once("\r\n\r\n").unwrap();
+    let page: Page = serde_json::from_str(body).unwrap();
+    assert_eq!(page.engines[0].engine, "prefill");
     assert!(get(at, "/").contains("/metrics"));
 }
 

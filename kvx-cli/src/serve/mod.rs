@@ -14,6 +14,7 @@ use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use kvx_connector::control::{Key, Security};
+use kvx_connector::engine::EngineGlance;
 use kvx_core::card::{Address, EngineName, Host};
 use kvx_core::facts::Facts;
 use kvx_core::layout::{NamedLayout, RankLayout};
@@ -27,6 +28,7 @@ use crate::engine::ranks::Piece;
 use crate::engine::tags::Prompt;
 use crate::fabric::{self, Every};
 use crate::failure::Failure;
+use crate::metrics;
 use crate::model;
 use crate::output::{self, Output};
 use crate::shape::Shape;
@@ -43,6 +45,8 @@ struct Side {
     security: Security,
     model: String,
     shape: Shape,
+    /// What shows it to others, where that was asked for.
+    _shown: Option<metrics::Guard>,
 }
 
 /// Runs `kvx serve`; gives the exit code.
@@ -134,9 +138,19 @@ impl Side {
             deadline: Duration::from_secs(args.deadline),
         };
         let (pool, ranks) = (Pool::new(&layouts), layouts.len());
+        // What the ranks count is fixed on it when they start.
+        let shown = args.metrics.as_deref().map(metrics::serve).transpose()?;
         let live = Live::start(&setup, vec![layouts], || every.open(runtime))?;
+        if let Some(shown) = &shown {
+            let glances = live.glances();
+            shown.show(move || glances.iter().map(EngineGlance::status).collect());
+            let at = shown.address();
+            output::note(format!(
+                "{name}: metrics at http://{at}/metrics; kvx top {at} shows more"
+            ));
+        }
         let model = model.name().to_owned();
-        Ok(Self { live, pool, ranks, name, security, model, shape })
+        Ok(Self { live, pool, ranks, name, security, model, shape, _shown: shown })
     }
 
     /// Whether a request of so many tokens fits into an empty pool.

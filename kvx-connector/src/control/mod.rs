@@ -313,6 +313,8 @@ impl Control {
     /// What has happened, in numbers.
     #[must_use]
     pub fn stats(&self) -> ControlStats {
+        let queued = self.shared.outboxes(|all| all.values().map(|outbox| outbox.bytes).sum());
+        stats::set(&self.shared.counters.queued_bytes, queued);
         self.shared.counters.read()
     }
 

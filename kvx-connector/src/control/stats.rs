@@ -10,7 +10,7 @@ use super::{Agreed, RemoteIdentity, SessionId};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// What has happened on one control channel since it was started, in numbers; the first three say what is now.
+        /// What has happened on one control channel since it was started, in numbers; the first four say what is now.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct ControlStats {
@@ -37,6 +37,8 @@ counters! {
     half_open,
     /// Dials that are under way now.
     dialling,
+    /// Bytes of messages that wait to be sent now, as of the last look at these numbers.
+    queued_bytes,
     /// Connections that were accepted.
     accepted,
     /// Dials that were begun.

@@ -5,6 +5,7 @@ use std::fmt;
 use kvx_core::Error;
 use kvx_core::card::{Address, EngineName};
 
+use crate::control::ControlStats;
 use crate::protocol::peers::{Remote, SessionId};
 
 /// Sessions with other processes: authenticated, in order, and lost when they are lost. Never blocks.
@@ -21,6 +22,10 @@ pub trait Channel: fmt::Debug {
 
     /// Appends what has happened.
     fn poll(&mut self, events: &mut Vec<ChannelEvent>);
+    /// What it has counted since it was started, if it counts.
+    fn stats(&self) -> Option<ControlStats> {
+        None
+    }
 }
 
 /// Something that happened to a session.

@@ -2,7 +2,7 @@
 //! still holds. A transfer whose digests differ has failed, and may be tried again.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvx_core::id::Incarnation;
 use kvx_core::wire::{Text, printable};
@@ -47,7 +47,7 @@ impl<C: Channel> Rank<C> {
     pub(super) fn compare(
         &mut self,
         transfer: TransferNumber,
-        Flying { request, source, part }: &Flying,
+        Flying { request, source, part, .. }: &Flying,
     ) {
         match self.question(transfer, *request, *source, part) {
             Ok(true) => {}
@@ -66,6 +66,8 @@ impl<C: Channel> Rank<C> {
     /// It is not shown that what arrived is what was sent.
     fn differs(&mut self, transfer: TransferNumber, request: RequestNumber, error: Error) {
         let retry = error.retry() == Retry::Backoff;
+        let span = self.fetches.get(&request).map(|fetch| &fetch.span);
+        self.watch.unsettled(span, &error);
         self.note(request, error);
         self.compared(transfer, user::Outcome::Failed { retry });
     }
@@ -161,7 +163,7 @@ impl<C: Channel> Rank<C> {
         let Some(grant) = self.grants.get(&lease) else {
             return Err(Error::peer("digests", "the lease is over").with_context("lease", lease));
         };
-        let tables = borrowed(&grant.tables);
+        let tables = borrowed(&grant.order.tables);
         let extent = Extent { layout: &self.layout, regions: &self.regions, tables: &tables };
         Ok(Answer { buckets: digest(extent, &question.rows, question.grain)? })
     }
@@ -183,6 +185,9 @@ impl<C: Channel> Rank<C> {
         let differing = answer.differing(&waiting.here);
         if differing.is_empty() {
             self.counts.digests_equal += 1;
+            if let Some(fetch) = self.fetches.get_mut(&waiting.request) {
+                fetch.settled = Some(Instant::now());
+            }
             return self.compared(transfer, user::Outcome::Done);
         }
         self.counts.digests_differing += 1;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvx_core::layout::RankLayout;
 use kvx_core::plan::{BlockTable, Request, SegmentList};
@@ -27,6 +27,13 @@ pub(super) struct Fetch {
     pub(super) error: Option<Arc<Error>>,
     /// Sources that have proven each part, where parts are proven one by one.
     pub(super) proven: std::collections::BTreeMap<u32, BTreeSet<u16>>,
+    /// When it was asked for, and when its last byte had settled, by the clock on the wall of [`watch`](super::watch): steps are told
+    /// the time once each, and much may happen in one.
+    pub(super) asked: Instant,
+    pub(super) settled: Option<Instant>,
+    /// Blocks in quarantine.
+    pub(super) kept: u64,
+    pub(super) span: tracing::Span,
 }
 
 /// How far it has come.
@@ -49,7 +56,7 @@ pub(super) enum Stage {
 }
 
 impl Fetch {
-    pub(super) fn new(order: FetchOrder, want: WantId, now: Duration) -> Self {
+    pub(super) fn new(order: FetchOrder, want: WantId, now: Duration, span: tracing::Span) -> Self {
         let begin = order.begin;
         Self {
             order,
@@ -58,6 +65,10 @@ impl Fetch {
             report: FetchReport::default(),
             error: None,
             proven: std::collections::BTreeMap::new(),
+            asked: Instant::now(),
+            settled: None,
+            kept: 0,
+            span,
         }
     }
 

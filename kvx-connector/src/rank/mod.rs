@@ -26,6 +26,7 @@
 //! 4. A request is over for the engine exactly once, and a lease is freed exactly once.
 //! 5. Nothing waits: not for the network, not for a peer, not for a lock that is held while waiting.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -57,7 +58,9 @@ mod fetch;
 mod frame;
 mod orders;
 mod reach;
+mod seen;
 mod turn;
+mod watch;
 
 pub use channel::{Channel, ChannelEvent};
 pub use orders::{FetchOrder, FetchReport, GrantOrder, RankEvent, StageOf};
@@ -66,6 +69,7 @@ use digests::Comparing;
 use fabrics::{Fabrics, Found};
 use fetch::{Fetch, Stage};
 use reach::Reaching;
+use watch::{Granted, Watch};
 
 /// How often a rank looks where only polling brings something forward.
 const NAP: Duration = Duration::from_millis(1);
@@ -169,7 +173,7 @@ pub struct Rank<C> {
     place: Place,
     sessions: BTreeMap<SessionId, Remote>,
     connections: BTreeMap<Connection, Incarnation>,
-    grants: BTreeMap<LeaseName, GrantOrder>,
+    grants: BTreeMap<LeaseName, Granted>,
     fetches: BTreeMap<RequestNumber, Fetch>,
     wants: BTreeMap<WantId, RequestNumber>,
     next_want: u64,
@@ -185,6 +189,7 @@ pub struct Rank<C> {
     said: Said,
     now: Duration,
     counts: RankCounts,
+    watch: Watch,
 }
 
 /// Whose a transfer is.
@@ -193,6 +198,7 @@ struct Flying {
     request: RequestNumber,
     source: u16,
     part: Part,
+    span: tracing::Span,
 }
 
 /// Buffers for what machines say.
@@ -250,6 +256,7 @@ impl<C: Channel> Rank<C> {
         }
         let card: Arc<[u8]> = card.encode()?.into();
         let place = Place::from(layout.coords());
+        let watch = Watch::new(name.as_str(), place);
         let local = Local {
             engine,
             incarnation,
@@ -300,6 +307,7 @@ impl<C: Channel> Rank<C> {
             said: Said::default(),
             now: Duration::ZERO,
             counts: RankCounts::default(),
+            watch,
         })
     }
 
@@ -346,12 +354,18 @@ impl<C: Channel> Rank<C> {
             total: order.total,
             stages: order.stages,
         };
-        self.grants.insert(order.lease, order);
+        // One that is known is ignored by the machine, too.
+        if let Entry::Vacant(entry) = self.grants.entry(order.lease) {
+            entry.insert(self.watch.granted(order, self.now));
+        }
         self.todo.push_back(Todo::Owner(owner::Input::Grant(grant)));
     }
 
     /// Publishes more parts of a lease.
     pub fn publish(&mut self, lease: LeaseName, parts: Vec<Part>, total: Option<u32>) {
+        if let Some(granted) = self.grants.get(&lease) {
+            Watch::published(granted, parts.len(), total);
+        }
         self.todo.push_back(Todo::Owner(owner::Input::Publish { lease, parts, total }));
     }
 
@@ -390,7 +404,8 @@ impl<C: Channel> Rank<C> {
             until: self.now + order.deadline,
         };
         self.wants.insert(id, order.request);
-        self.fetches.insert(order.request, Fetch::new(order, id, self.now));
+        let span = self.watch.asked(&order);
+        self.fetches.insert(order.request, Fetch::new(order, id, self.now, span));
         self.todo.push_back(Todo::Peers(peers::Input::Want(want)));
         Ok(())
     }
@@ -415,15 +430,17 @@ impl<C: Channel> Rank<C> {
 
     /// Gives a request up. Its blocks are in use until [`RankEvent::Aborted`].
     pub fn abort(&mut self, request: RequestNumber) {
-        match self.fetches.get(&request).map(|fetch| &fetch.stage) {
-            Some(Stage::Routing { .. }) => {
+        let Some(fetch) = self.fetches.get_mut(&request) else { return };
+        match fetch.stage {
+            Stage::Routing { .. } => {
+                self.watch.aborted(fetch, false);
                 self.events.push_back(RankEvent::Aborted { request, quarantined: false });
                 self.release_once_routed(request);
             }
-            Some(Stage::Asked { .. }) => {
+            Stage::Asked { .. } => {
                 self.todo.push_back(Todo::User(user::Input::Abort { request }));
             }
-            Some(Stage::Quarantined) | None => {}
+            Stage::Quarantined => {}
         }
     }
 

@@ -11,7 +11,9 @@ use super::fabrics::Found;
 use super::fetch::Stage;
 use super::frame::{self, Frame};
 use super::orders::{RankEvent, StageOf};
+use super::watch::Watch;
 use super::{Flying, NAP, Rank, Todo, is_ghost};
+use crate::observe::Outcome;
 use crate::protocol::message::ToUser;
 use crate::protocol::peers::{self, Connection, Role, Route, SessionId, WantId};
 use crate::protocol::user::{self, Unproven, Why};
@@ -34,6 +36,7 @@ impl<C: Channel> Rank<C> {
         self.turn();
         let nap = (self.fabrics.is_busy() || self.blind()).then(|| self.now + NAP);
         let digests = self.digests_due();
+        self.hand_on();
         let due = [self.peers.wake(), self.owner.wake(), self.user.wake(), digests, nap];
         due.into_iter().flatten().min()
     }
@@ -121,7 +124,7 @@ impl<C: Channel> Rank<C> {
             Ok(None) => self.counts.unknown_frames += 1,
             Err(error) => {
                 self.counts.bad_frames += 1;
-                tracing::warn!(%remote, %error, "a bad frame: its session is closed");
+                self.watch.bad_frame(self.now, remote, &error);
                 self.sessions.remove(&session);
                 self.channel.close(session);
                 self.tell(peers::Input::SessionDown { session, error: Some(error) });
@@ -133,6 +136,7 @@ impl<C: Channel> Rank<C> {
     fn lease_frame(&mut self, peer: Incarnation, frame: Frame<'_>) {
         match frame {
             Frame::ToOwner(message) => {
+                self.watch.heard(peer, &message, self.grants.get(&message.lease()));
                 self.todo.push_back(Todo::Owner(owner::Input::Message { peer, message }));
             }
             Frame::ToUser(message) => {
@@ -176,7 +180,7 @@ impl<C: Channel> Rank<C> {
             Ok(None) => self.counts.unknown_frames += 1,
             Err(error) => {
                 self.counts.bad_frames += 1;
-                tracing::warn!(%peer, %error, "a bad frame came with the data: its connection is ended");
+                self.watch.bad_frame(self.now, &peer, &error);
                 self.fabrics.sever(connection);
             }
         }
@@ -209,7 +213,7 @@ impl<C: Channel> Rank<C> {
                 self.todo.push_back(Todo::User(user::Input::PeerReady { peer }));
             }
             peers::Output::Gone { remote, reason, .. } => {
-                tracing::info!(%remote, %reason, "a peer is gone");
+                self.watch.gone(&remote, reason);
                 let peer = remote.incarnation;
                 if reason == peers::Reason::Superseded {
                     self.reaching.forget(peer);
@@ -265,6 +269,7 @@ impl<C: Channel> Rank<C> {
             before,
             after,
         };
+        self.watch.routed(fetch, links.len());
         fetch.stage = Stage::Asked { route, links };
         self.todo.push_back(Todo::User(user::Input::Ask(ask)));
         if is_ghost(request) {
@@ -287,6 +292,10 @@ impl<C: Channel> Rank<C> {
         let Some(mut fetch) = self.fetches.remove(&request) else { return };
         fetch.report.elapsed = self.now.saturating_sub(fetch.begun);
         let blocks = fetch.spoilt(&[], &self.layout);
+        if !is_ghost(request) {
+            let (outcome, kept) = (Outcome::Unrouted(error.kind()), (&blocks, false));
+            self.watch.failed(self.now, &mut fetch, outcome, &error, kept);
+        }
         let report = std::mem::take(&mut fetch.report);
         let event = RankEvent::Failed { request, error, blocks, quarantined: false, report };
         self.ended(request, event);
@@ -295,6 +304,7 @@ impl<C: Channel> Rank<C> {
     fn owner_said(&mut self, output: owner::Output) {
         match output {
             owner::Output::Send { peer, message } => {
+                Watch::answered(peer, &message, self.grants.get(&message.lease()));
                 let fast = matches!(message, ToUser::Verdict(_));
                 self.send(peer, frame::to_user(&message), fast);
             }
@@ -313,12 +323,19 @@ impl<C: Channel> Rank<C> {
                     self.todo.push_back(Todo::Owner(owner::Input::Quiescent { peer }));
                 }
             }
-            owner::Output::Written { .. } | owner::Output::Over { .. } => {}
+            owner::Output::Written { .. } => {}
+            owner::Output::Over { lease, why } => {
+                self.watch.over(self.now, lease, why, self.grants.get_mut(&lease));
+            }
             owner::Output::Free { lease, why } => {
-                self.grants.remove(&lease);
+                if let Some(granted) = self.grants.remove(&lease) {
+                    self.watch.freed(&granted, why);
+                }
                 self.events.push_back(RankEvent::Freed { lease, why });
             }
             owner::Output::Quarantined { lease, why } => {
+                let granted = self.grants.get_mut(&lease);
+                self.watch.lease_quarantined(self.now, lease, why, granted);
                 self.events.push_back(RankEvent::LeaseQuarantined { lease, why });
             }
         }
@@ -338,6 +355,7 @@ impl<C: Channel> Rank<C> {
                 }));
             }
             user::Output::Send { peer, message, route } => {
+                Watch::asking(peer, &message, self.fetches.values());
                 let fast = route == user::Route::WithData;
                 self.send(peer, frame::to_owner(&message), fast);
             }
@@ -362,6 +380,7 @@ impl<C: Channel> Rank<C> {
             user::Output::Ready { request } => {
                 if let Some(mut fetch) = self.fetches.remove(&request) {
                     fetch.report.elapsed = self.now.saturating_sub(fetch.begun);
+                    self.watch.ready(&fetch);
                     self.ended(request, RankEvent::Ready { request, report: fetch.report });
                 }
             }
@@ -369,11 +388,16 @@ impl<C: Channel> Rank<C> {
                 self.failed(request, why, &unproven, quarantined);
             }
             user::Output::Aborted { request, quarantined } => {
+                if let Some(fetch) = self.fetches.get_mut(&request).filter(|_| !is_ghost(request)) {
+                    self.watch.aborted(fetch, quarantined);
+                }
                 self.over(request, quarantined);
                 self.ended(request, RankEvent::Aborted { request, quarantined });
             }
             user::Output::Unquarantined { request } => {
-                self.fetches.remove(&request);
+                if let Some(fetch) = self.fetches.remove(&request) {
+                    self.watch.unquarantined(&fetch);
+                }
                 self.ended(request, RankEvent::Unquarantined { request });
             }
             user::Output::Refused { request } => {
@@ -414,6 +438,10 @@ impl<C: Channel> Rank<C> {
             .filter(|_| matches!(why, Why::Transfer | Why::Stage | Why::Contradiction));
         let error = error.unwrap_or_else(|| Arc::new(explain(why, fetch)));
         let (blocks, report) = (fetch.spoilt(unproven, &self.layout), fetch.report.clone());
+        if !is_ghost(request) {
+            let (outcome, kept) = (Outcome::Failed(why), (&blocks, quarantined));
+            self.watch.failed(self.now, fetch, outcome, &error, kept);
+        }
         self.over(request, quarantined);
         self.ended(request, RankEvent::Failed { request, error, blocks, quarantined, report });
     }
@@ -434,6 +462,8 @@ impl<C: Channel> Rank<C> {
             Ok(false) => user::Outcome::Done,
             Err(error) => {
                 let retry = error.retry() != Retry::Never;
+                let span = self.fetches.get(&request).map(|fetch| &fetch.span);
+                self.watch.unsettled(span, &error);
                 self.note(request, error);
                 user::Outcome::Failed { retry }
             }
@@ -464,7 +494,8 @@ impl<C: Channel> Rank<C> {
             }
             return Err(error);
         }
-        self.flying.insert(transfer, Flying { request, source, part: part.clone() });
+        let span = Watch::posted(fetch, connection, source, part, self.list.as_slice().len());
+        self.flying.insert(transfer, Flying { request, source, part: part.clone(), span });
         Ok(true)
     }
 
@@ -483,11 +514,14 @@ impl<C: Channel> Rank<C> {
         let flying = self.flying.remove(&transfer);
         let outcome = match result {
             Ok(moved) => {
-                let fetch = flying.as_ref().and_then(|one| self.fetches.get_mut(&one.request));
-                let digests = fetch.is_some_and(|fetch| {
+                let mut digests = false;
+                if let Some(flying) = &flying
+                    && let Some(fetch) = self.fetches.get_mut(&flying.request)
+                {
+                    self.watch.settled(fetch, flying, connection, &moved);
                     fetch.add(connection.backend, &moved);
-                    fetch.order.digests
-                });
+                    digests = fetch.order.digests;
+                }
                 match flying {
                     Some(flying) if digests => return self.compare(transfer, &flying),
                     _ => user::Outcome::Done,
@@ -495,6 +529,7 @@ impl<C: Channel> Rank<C> {
             }
             Err(error) if error.kind() == ErrorKind::Closed => user::Outcome::Cancelled,
             Err(error) => {
+                self.watch.unsettled(flying.as_ref().map(|flying| &flying.span), &error);
                 let retry = error.retry() == Retry::Backoff;
                 if let Some(flying) = flying {
                     self.note(flying.request, error);

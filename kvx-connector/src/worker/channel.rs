@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use kvx_core::card::{Address, EngineName};
 use kvx_core::{Error, Result};
 
-use crate::control::{Control, ControlEvent, Sent};
+use crate::control::{Control, ControlEvent, ControlStats, Sent};
 use crate::protocol::peers::{Place, Remote, SessionId};
 use crate::rank::{Channel, ChannelEvent};
 
@@ -75,6 +75,10 @@ impl Channel for ControlChannel {
         if let Some(number) = self.numbers.remove(&session) {
             self.control.close(number);
         }
+    }
+
+    fn stats(&self) -> Option<ControlStats> {
+        Some(self.control.stats())
     }
 
     fn poll(&mut self, events: &mut Vec<ChannelEvent>) {

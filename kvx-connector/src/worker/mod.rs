@@ -22,6 +22,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tokio::sync::oneshot;
 
 use crate::control::Control;
+use crate::observe::RankStatus;
 use crate::protocol::peers::PeerStatus;
 use crate::protocol::{LeaseName, Part, Reason, RequestNumber, StageNumber};
 use crate::rank::{
@@ -29,8 +30,10 @@ use crate::rank::{
 };
 
 mod channel;
+mod glance;
 
 pub use channel::ControlChannel;
+pub use glance::Glance;
 
 /// How long the thread sleeps at most, so that a wake-up that was lost costs little.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -224,6 +227,18 @@ impl Worker {
         self.shared.lock().rank.peers()
     }
 
+    /// What there is now, as JSON can show it.
+    #[must_use]
+    pub fn status(&self) -> RankStatus {
+        self.shared.status()
+    }
+
+    /// Something to look at the worker with, that does not keep it.
+    #[must_use]
+    pub fn glance(&self) -> Glance {
+        Glance { worker: Arc::downgrade(&self.shared) }
+    }
+
     /// What the rank has counted.
     #[must_use]
     pub fn counts(&self) -> RankCounts {
@@ -268,6 +283,10 @@ impl Shared {
 
     fn now(&self) -> Duration {
         self.begun.elapsed()
+    }
+
+    fn status(&self) -> RankStatus {
+        self.lock().rank.status(self.now())
     }
 
     fn ring(&self) {

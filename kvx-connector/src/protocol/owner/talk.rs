@@ -158,6 +158,7 @@ impl Owner {
         out: &mut Vec<Output>,
     ) {
         self.counts.late += 1;
+        self.counts.late_holds += u64::from(matches!(message, ToOwner::Hold(_)));
         let reader = message.reader();
         let forgets = self.planted.has(Plant::VerdictForgotten);
         let ignores = self.planted.has(Plant::OwnerIgnoresNonce);

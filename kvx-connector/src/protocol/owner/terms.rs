@@ -218,6 +218,8 @@ pub struct Counts {
     pub early_lapsed: u64,
     /// Messages for a lease that had ended.
     pub late: u64,
+    /// Of these, heartbeats.
+    pub late_holds: u64,
     /// Messages for a lease of another life of the engine.
     pub other_life: u64,
     /// Messages that contradict earlier ones.

@@ -241,7 +241,7 @@ impl Peers {
         if unusable {
             self.part(incarnation, Reason::Down);
         }
-        self.stats.failures += 1;
+        self.stats.count_failure(&failure.error);
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };
         peer.failures = peer.failures.saturating_add(1);
         let failures = peer.failures;

@@ -109,6 +109,7 @@ pub use route::{Confirm, Link, Role, Route};
 pub use serve::OwnCards;
 pub use status::{PeerState, PeerStatus, PeersStats};
 
+use crate::observe::Quota;
 use fault::Fault;
 use links::Ending;
 use peer::{Attempt, Peer};
@@ -129,6 +130,7 @@ pub struct Peers {
     last_number: u64,
     closed: bool,
     stats: PeersStats,
+    warnings: Quota,
 
     own_cards: OwnCards,
     own_version: u64,
@@ -233,6 +235,7 @@ impl Peers {
             last_number: 0,
             closed: false,
             stats: PeersStats::default(),
+            warnings: Quota::new(10, Duration::from_secs(1)),
             own_cards: OwnCards::default(),
             own_version: 0,
             wants: BTreeMap::new(),

@@ -237,7 +237,9 @@ impl Peers {
             Ok(message) => message,
             Err(error) => {
                 self.stats.malformed += 1;
-                tracing::warn!(%remote, %error, "a message could not be read");
+                if let Some(suppressed) = self.warnings.pass(self.now) {
+                    tracing::warn!(%remote, %error, suppressed, "a message could not be read");
+                }
                 let refusal = Refusal::new(&error, false);
                 self.send(id, &Message::Refused { number: 0, refusal });
                 return self.close(id);
@@ -314,8 +316,11 @@ impl Peers {
         if let Some(no) = self.asking_site(id, number) {
             return self.fail_fetch(no, failure);
         }
-        if number == 0 {
-            tracing::warn!(peer = %remote, error = %failure.error, "the peer refuses this side");
+        if number == 0
+            && let Some(suppressed) = self.warnings.pass(self.now)
+        {
+            let error = &failure.error;
+            tracing::warn!(peer = %remote, %error, suppressed, "the peer refuses this side");
         }
         let incarnation = remote.incarnation;
         let Some(peer) = self.peers.get(&incarnation) else { return };

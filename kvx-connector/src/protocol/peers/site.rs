@@ -261,7 +261,7 @@ impl Peers {
         if let Fetch::Running(run) = &site.fetch {
             self.young -= usize::from(run.young.is_some());
         }
-        self.stats.failures += 1;
+        self.stats.count_failure(&failure.error);
         site.failures = site.failures.saturating_add(1);
         let failures = site.failures;
         let address = site.key.address.clone();

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use kvx_core::Error;
 use kvx_core::card::Card;
 use serde::Serialize;
 
 use super::Peers;
 use super::peer::{Attempt, Link, Peer};
 use super::site::{Site, Way};
+use crate::observe::error_kind;
 
 /// One peer, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -62,6 +64,22 @@ pub enum PeerState {
     Ending,
 }
 
+impl PeerState {
+    /// Its name, as in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Known => "known",
+            Self::Meeting => "meeting",
+            Self::Connected => "connected",
+            Self::Alone => "alone",
+            Self::Pausing => "pausing",
+            Self::Refused => "refused",
+            Self::Ending => "ending",
+        }
+    }
+}
+
 /// Counters of one [`Peers`](super::Peers), since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -78,6 +96,8 @@ pub struct PeersStats {
     pub meetings: u64,
     /// Attempts, of both kinds, that failed.
     pub failures: u64,
+    /// The same by the kind of error, in the order of [`ErrorKind`](kvx_core::ErrorKind).
+    pub failures_by_kind: [u64; 8],
     /// Handshakes of others that were answered to the end.
     pub answered: u64,
     /// Questions and attempts of others that were refused.
@@ -88,6 +108,14 @@ pub struct PeersStats {
     pub gone: u64,
     /// Connections that did not end within their bound.
     pub undead: u64,
+}
+
+impl PeersStats {
+    /// An attempt failed.
+    pub(super) fn count_failure(&mut self, error: &Error) {
+        self.failures += 1;
+        self.failures_by_kind[error_kind(error.kind())] += 1;
+    }
 }
 
 impl Peers {
@@ -148,6 +176,12 @@ impl Peers {
             + 512
             + error
             + shares.sum::<usize>()
+    }
+
+    /// How many peers it knows.
+    #[must_use]
+    pub fn known(&self) -> usize {
+        self.peers.len()
     }
 
     /// What was counted.
