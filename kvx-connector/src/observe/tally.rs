@@ -80,8 +80,8 @@ const fn reason(why: Reason) -> usize {
 }
 
 /// Why peers go, as labels.
-pub(super) const CAUSES: [&str; 7] =
-    ["lost", "down", "bye", "superseded", "changed", "refused", "forgotten"];
+pub(super) const CAUSES: [&str; 8] =
+    ["lost", "down", "bye", "superseded", "changed", "refused", "forgotten", "unlisted"];
 
 const fn cause(reason: peers::Reason) -> usize {
     match reason {
@@ -92,6 +92,7 @@ const fn cause(reason: peers::Reason) -> usize {
         peers::Reason::Changed => 4,
         peers::Reason::Refused => 5,
         peers::Reason::Forgotten => 6,
+        peers::Reason::Unlisted => 7,
     }
 }
 

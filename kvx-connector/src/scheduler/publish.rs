@@ -26,6 +26,7 @@ use super::report::LeaseEnd;
 use super::request::{FinishStatus, Finished, Finishing, Request, RequestId, Scheduled};
 use super::stats::SchedulerStats;
 use super::step::{Expect, Grant, Save, Withdrawal};
+use crate::observe::TraceId;
 use crate::protocol::{LeaseName, Reason, TransferKey};
 use crate::ticket::{Parts, Table, Ticket, TicketGroup};
 
@@ -331,7 +332,8 @@ impl Publishing {
             (true, _) => stats.withdrawn += 1,
             (false, true) => {
                 stats.expired += 1;
-                tracing::warn!(request = %held.request, lease = %end.lease, "a lease has expired");
+                let (trace, request) = (TraceId::from(&held.key), &held.request);
+                tracing::warn!(%trace, %request, lease = %end.lease, "a lease has expired");
             }
             (false, false) => stats.sent += 1,
         }

@@ -11,6 +11,7 @@ use super::report::{LoadEnd, LoadOutcome, WorkerReport};
 use super::request::{LoadFailed, Received, RequestId, Updates};
 use super::step::{Load, Release};
 use super::{SchedulerConnector, blocks};
+use crate::observe::TraceId;
 use crate::ticket::Table;
 
 /// Longest wait before a retry.
@@ -119,7 +120,8 @@ impl SchedulerConnector {
         let good =
             blocks::good_tokens(&self.config.groups, &load.local, &load.tokens, &ends.blocks);
         let reason = ends.reason.clone().unwrap_or_default();
-        tracing::warn!(%request, lease = %source.lease, %reason, "a load has failed");
+        let trace = TraceId::from(&source.key);
+        tracing::warn!(%trace, %request, lease = %source.lease, %reason, "a load has failed");
         updates.failed.push(LoadFailed {
             request: request.clone(),
             blocks: ends.blocks.clone(),

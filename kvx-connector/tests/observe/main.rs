@@ -281,3 +281,69 @@ async fn a_status_shows_what_there_is() {
     assert_eq!(status.ranks[0].counter("kvx_requests_aborted_total"), 1);
     held.withdraw(Reason::Aborted);
 }
+
+/// Waits until a counter is above a value: the control channel's are looked at a few times a second.
+async fn grows(recorder: &record::Record, engine: &str, series: &str) {
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while recorder.value(engine, 0, series) < 1.0 {
+        assert!(std::time::Instant::now() < until, "{series} does not grow");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn strangers_and_those_with_another_key_are_counted_by_cause() {
+    use std::io::Write as _;
+    let recorder = record::installed();
+    let name = "strange-prefill";
+    let (producer, _) = engines((name, "strange-decode"), |_| {}).await;
+    let address = producer.engine.address().to_string();
+    let mut stranger = std::net::TcpStream::connect(&address).unwrap();
+    stranger
+        .write_all(b"GET / HTTP/1.1\r\nHost: somewhere-or-other\r\nAccept: everything\r\n\r\n")
+        .unwrap();
+    grows(&recorder, name, "kvx_control_refused_total{cause=\"not_ours\"}").await;
+
+    // Another deployment's engine.
+    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
+    let shape = Shape::new(Nhd, 1, 1, 16);
+    let other = side("strange-other", &model, shape, TOKENS, (&secret, &shm), |setup| {
+        setup.deadline = Duration::from_secs(2);
+    });
+    let other = other.await;
+    let published =
+        producer.engine.publish(key("strange"), TOKENS, &producer.tables(TOKENS, 0)).unwrap();
+    let ours = other.tables(TOKENS, 1);
+    let fetch = other.engine.fetch(published.ticket(), 0..TOKENS, &ours).unwrap();
+    fetch.over().await.unwrap_err();
+    grows(&recorder, name, "kvx_control_refused_total{cause=\"wrong_key\"}").await;
+    assert_eq!(recorder.value(name, 0, "kvx_control_established_total{key=\"own\"}"), 0.0);
+    assert!(recorder.sum("strange-other", 0, "kvx_handshakes_failed_total") >= 1.0);
+    assert!(recorder.sum("strange-other", 0, "kvx_requests_failed_total") == 1.0);
+    published.withdraw(Reason::Aborted);
+}
+
+/// A lease that nobody comes for expires, and that is said once, at WARN, with the trace.
+#[tokio::test]
+async fn a_lease_that_expires_is_counted_and_said() {
+    let (recorder, captured) = (record::installed(), capture::installed());
+    let name = "expired-prefill";
+    let brief = |setup: &mut EngineSetup| setup.ttl = Duration::from_millis(50);
+    let (producer, consumer) = engines((name, "expired-decode"), brief).await;
+    let theirs = producer.tables(TOKENS, 0);
+    let published = producer.engine.publish(key("expired"), TOKENS, &theirs).unwrap();
+    let ticket = published.ticket().clone();
+    assert_eq!(published.over().await.unwrap(), [Reason::Expired]);
+    assert_eq!(recorder.value(name, 1, "kvx_leases_ended_total{reason=\"expired\"}"), 1.0);
+    let trace = TraceId::from(&key("expired")).to_string();
+    let said = captured.said(&trace, name);
+    let warned: Vec<_> = said.iter().filter(|one| one.level == tracing::Level::WARN).collect();
+    assert_eq!(warned.len(), 2, "one for each rank: {warned:#?}");
+    assert!(warned.iter().all(|one| one.own["reason"] == "expired" && one.own["trace"] == trace));
+
+    // Who comes too late is told so, and that is counted.
+    let ours = consumer.tables(TOKENS, 1);
+    consumer.engine.fetch(&ticket, 0..TOKENS, &ours).unwrap().over().await.unwrap_err();
+    assert_eq!(recorder.sum(name, 0, "kvx_leases_freed_total"), 1.0);
+    assert_eq!(recorder.sum("expired-decode", 0, "kvx_requests_failed_total"), 1.0);
+}
