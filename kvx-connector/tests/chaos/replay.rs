@@ -15,7 +15,9 @@ use std::sync::{Mutex, PoisonError};
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
 
-use crate::fault::{ALL, CUT, FLIP, KILL_PRODUCER, PROCESSES, STOP_CONSUMER};
+use crate::fault::{
+    ALL, CUT, DELAY, FLIP, KILL_PRODUCER, Kind, LOSS, PARTITION, PROCESSES, STOP_CONSUMER,
+};
 use crate::filter;
 use crate::ledger::Tally;
 use crate::world::{Setting, World};
@@ -73,23 +75,30 @@ fn no_fault_leaves_a_request_open_a_lease_held_or_a_byte_wrong() {
     let tally = replays(0, count, &setting);
     if count > 1 && std::env::var_os("KVX_SEED").is_none() {
         assert!(tally.failed > 0 && tally.aborted > 0 && tally.died > 0, "{tally:?}");
+        // What fails of one producer is no concern of another: known failure 67.
+        assert!(tally.others.0 > tally.others.1, "{tally:?}");
     }
 }
 
+/// Over TCP, UCX ends the process of a producer that finds several reads of a consumer who is gone: see `docs/faults.md`.
+const SPARED: [Kind; 7] = [KILL_PRODUCER, STOP_CONSUMER, PARTITION, DELAY, LOSS, CUT, FLIP];
+
 #[test]
-fn neither_over_ucx() {
+fn nor_over_ucx() {
     let registration = kvx_core::registry::find("ucx").unwrap();
     let options = BackendConfig::new().with("tls", "tcp");
     if let Probe::Unavailable { reason, .. } = (registration.probe)(&options) {
+        let required = std::env::var("KVX_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|it| it == "ucx"), "KVX_REQUIRE names ucx: {reason}");
         return println!("skipped: {reason}");
     }
-    let mut setting = Setting::new("ucx", &[KILL_PRODUCER, STOP_CONSUMER, CUT, FLIP]);
+    let mut setting = Setting::new("ucx", &SPARED);
     setting.options.push(("tls".to_owned(), "tcp".to_owned()));
     replays(1000, if long() { 20 } else { 2 }, &setting);
 }
 
 #[test]
-fn neither_where_packets_are_dropped() {
+fn nor_where_packets_are_dropped() {
     if std::env::var_os(filter::INSIDE).is_some() {
         println!("dropped by {:?}", filter::Filter::new());
         let mut setting = Setting::new("shm", &PROCESSES);
@@ -100,7 +109,7 @@ fn neither_where_packets_are_dropped() {
     if let Some(why) = filter::missing() {
         return println!("skipped: no network namespace of its own: {why}");
     }
-    let (passed, said) = filter::inside("replay::neither_where_packets_are_dropped");
+    let (passed, said) = filter::inside("replay::nor_where_packets_are_dropped");
     println!("{said}");
     assert!(passed);
 }

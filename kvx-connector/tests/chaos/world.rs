@@ -98,7 +98,7 @@ impl World {
                 matches!(fault, Fault::Kill(CONSUMER, _) | Fault::Stop(CONSUMER, _))
             };
             if world.slots.len() > 2 && !faults.iter().any(|(_, fault)| of_consumer(fault)) {
-                world.ledger.served(PRODUCER + 1);
+                world.ledger.count_other(PRODUCER + 1);
             }
             world.end();
         }
