@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Run one engine of a pair: two hosts that move requests through the whole connector
     Serve(ServeArgs),
+    /// Say what of this host is not as kvx needs it, and what to do
+    Doctor(DoctorArgs),
     /// Make a key for the control channels of a deployment
     Key(KeyArgs),
     /// An engine for another kvx process
@@ -81,6 +83,20 @@ pub(crate) struct BackendsArgs {
     /// List each one's options, too
     #[arg(long)]
     pub(crate) options: bool,
+}
+
+/// Options of `kvx doctor`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Also: whether an engine could listen there; may be given several times
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Vec<String>,
+    /// Also: whether this file is a key that nobody else can read; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Vec<PathBuf>,
+    /// Look at the /proc, /sys and /dev below this directory, and at nothing else
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["listen", "key"])]
+    pub(crate) root: Option<PathBuf>,
 }
 
 /// Options of `kvx key`.
@@ -345,6 +361,11 @@ pub(crate) struct BenchArgs {
     /// Backend to measure, with its options [default: the best there is]
     #[arg(long, value_name = "NAME[,OPTION=VALUE]", long_help = help::MEASURED)]
     pub(crate) backend: Option<String>,
+    /// Measure what leases and confirmations cost beside a bare port, with requests that are as small as can be
+    #[arg(long, conflicts_with_all = [
+        "mode", "model", "dtype", "producer", "consumer", "tokens", "blocks", "rounds", "region", "svg", "peer_command",
+    ])]
+    pub(crate) connector: bool,
     /// Who starts transfers: the consumer reads, or the producer writes
     #[arg(long, value_enum, default_value_t = ModeArg::Read)]
     pub(crate) mode: ModeArg,

@@ -75,6 +75,12 @@ pub(crate) fn line(error: &Error) -> String {
     text.replace('\n', " ")
 }
 
+/// An error that others have, too, as one of one's own.
+#[must_use]
+pub(crate) fn own(error: &Error) -> Error {
+    Error::new(error.kind(), error.operation(), line(error))
+}
+
 /// An error as the one document of a command that was asked for JSON.
 #[must_use]
 pub(crate) fn document(error: &Error) -> Value {

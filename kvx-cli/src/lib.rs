@@ -5,6 +5,7 @@ mod args;
 mod backends;
 mod bench;
 mod demo;
+mod doctor;
 mod engine;
 mod fabric;
 mod failure;
@@ -59,6 +60,7 @@ fn run(cli: &Cli) -> u8 {
         }
         Command::Engine => remote::serve().map(|()| failure::OK).map_err(Failure::from),
         Command::Serve(args) => serve::run(args, &mut out),
+        Command::Doctor(args) => doctor::run(args, &mut out),
         Command::Key(args) => key::run(args, &mut out).map(|()| failure::OK),
         Command::Top(args) => top::run(args, &mut out),
         Command::Plan(args) => plan::run(args, &mut out).map(|()| failure::OK),
@@ -116,7 +118,7 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
         what = format!("{what} {}", missing.collect::<Vec<_>>().join(", "));
     }
     let known = |line: &&str| line.starts_with("tip:") || line.starts_with("[possible values:");
-    let command = ["demo", "plan", "bench", "serve", "key", "top", "backends"]
+    let command = ["demo", "plan", "bench", "serve", "key", "doctor", "top", "backends"]
         .into_iter()
         .find(|command| arguments.iter().skip(1).any(|argument| argument == command));
     let help = command

@@ -151,3 +151,24 @@ fn what_cannot_be_measured_is_refused() {
     json("bench --rounds 0", 2);
     json("bench --producer layout=sideways", 2);
 }
+
+/// What the connector costs is measured, and what it moved is verified.
+#[test]
+fn the_connector_is_measured_beside_a_bare_port() {
+    let report = json("bench --connector --backend shm --small 40", 0);
+    assert_eq!((&report["verified"], &report["backend"]), (&true.into(), &"shm".into()));
+    let positive = |value: &Value| value.as_f64().is_some_and(|figure| figure > 0.0);
+    let costs = &report["cpu_us_per_request"];
+    for field in ["publish", "fetch", "fetch_one_by_one", "bare_one_by_one"] {
+        assert!(positive(&costs[field]), "{field}: {report}");
+    }
+    for field in ["connector", "bare", "raw_rtt"] {
+        for quantile in ["p50", "p99"] {
+            assert!(positive(&report["latency_us"][field][quantile]), "{field}: {report}");
+        }
+    }
+    assert!(positive(&report["requests_per_second"]), "{report}");
+    assert!(report["messages_with_data"].as_u64().unwrap() >= 80, "{report}");
+    assert!(kvx("bench --connector --backend shm --small 20").stdout.contains("added"));
+    json("bench --connector --tokens 5", 2);
+}

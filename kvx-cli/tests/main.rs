@@ -8,6 +8,8 @@ mod command_line;
 mod common;
 #[cfg(test)]
 mod demo;
+#[cfg(test)]
+mod doctor;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 #[cfg(test)]
 mod ends;

@@ -4,6 +4,8 @@
 //! request is moved once by the backend, once by each of the limits, and once by the other program where one is named; who
 //! begins changes from round to round. Ratios are taken round by round, so that whatever disturbs the machine disturbs all.
 
+mod connector;
+mod connector_report;
 #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
 mod limits;
 #[cfg(not(all(feature = "shm", target_os = "linux", target_pointer_width = "64")))]
@@ -48,6 +50,9 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
         return Err(Error::unsupported("bench", "the mock connects engines of one process only")
             .with_remedy("name a backend that connects processes: kvx backends")
             .into());
+    }
+    if args.connector {
+        return connector::run(args, &fabric, out);
     }
     let mut rig = Rig::new(&fabric, engines, args)?;
     out.line(format!("backend   {}, transport {}", fabric.about(), rig.transport()?))?;

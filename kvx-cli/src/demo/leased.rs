@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use kvx_connector::engine::Fetch;
 use kvx_connector::rank::FetchReport;
 use kvx_connector::worker::FetchFailure;
+use kvx_core::Result;
 use kvx_core::transfer::Mode;
-use kvx_core::{Error, Result};
 
 use super::moving::in_time;
 use super::replay::{Job, Replay};
@@ -89,8 +89,7 @@ impl Replay {
                 Ok(Err(failed)) => {
                     // Most often because the other process has ended, which says more.
                     self.owner().look()?;
-                    let text = failure::line(&failed.error);
-                    return Err(Error::new(failed.error.kind(), "demo", text));
+                    return Err(failure::own(&failed.error));
                 }
                 Err(_) => {
                     self.owner().look()?;

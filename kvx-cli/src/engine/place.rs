@@ -56,7 +56,9 @@ impl Place {
                 let live = Live::start(&setup.setup()?, replicas, || fabric.open())?;
                 Self::Live(Box::new(live))
             }
-            false => Self::There(Box::new(Process::start_live(&fabric.spec(), replicas, setup)?)),
+            false => {
+                Self::There(Box::new(Process::start_live(&fabric.spec(), replicas, setup, None)?))
+            }
         })
     }
 

@@ -12,7 +12,7 @@ use kvx_core::{Error, ErrorKind, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::PATIENCE;
-use super::message::{Answer, Ask, OpenedRank, receive, send};
+use super::message::{Answer, Ask, OpenedRank, Publish, receive, send};
 use super::pinned::Pinned;
 use crate::engine::live::Live;
 use crate::engine::memories::Memories;
@@ -83,6 +83,8 @@ fn raw(_: &UnixStream, _: u32, _: Option<u32>) -> Result<Answer> {
 struct Engine {
     fabric: Fabric,
     kind: Kind,
+    /// All of it is kept on one processor.
+    _pinned: Option<Pinned>,
 }
 
 /// What its ranks have.
@@ -101,13 +103,15 @@ fn execute(engine: &mut Option<Engine>, ask: Ask) -> Result<Answer> {
             let ranks = layouts.into_iter().map(|layout| Rank::new(layout, fabric.port()?, memory));
             let ranks = Ranks::new(ranks.collect::<Result<_>>()?);
             let answer = describe(&ranks);
-            *engine = Some(Engine { fabric, kind: Kind::Ports(ranks) });
+            *engine = Some(Engine { fabric, kind: Kind::Ports(ranks), _pinned: None });
             Ok(answer)
         }
-        (Ask::OpenLive { backend, replicas, setup }, engine @ None) => {
+        (Ask::OpenLive { backend, replicas, setup, cpu }, engine @ None) => {
+            // Threads that are started from here on stay where this one is.
+            let pinned = Pinned::to(cpu);
             let fabric = Fabric::choose(Some(&backend), 0)?;
             let live = Live::start(&setup.setup()?, replicas, || fabric.open())?;
-            *engine = Some(Engine { fabric, kind: Kind::Live(Box::new(live)) });
+            *engine = Some(Engine { fabric, kind: Kind::Live(Box::new(live)), _pinned: pinned });
             Ok(Answer::Opened { ranks: Vec::new(), pid: std::process::id() })
         }
         (ask, Some(engine)) => engine.execute(ask),
@@ -186,6 +190,14 @@ impl Engine {
             Ask::Publish(publish) => {
                 let ticket = self.live()?.1.publish_for(publish)?;
                 Ok(Answer::Ticket(ticket.to_bytes()?))
+            }
+            Ask::PublishMany(first, times) => {
+                let live = self.live()?.1;
+                let tickets = (0..u64::from(times)).map(|index| {
+                    let request = first.request + index;
+                    live.publish_for(Publish { request, ..first.clone() })?.to_bytes()
+                });
+                Ok(Answer::Tickets(tickets.collect::<Result<_>>()?))
             }
             Ask::Over(requests) => {
                 let (fabric, live) = self.live()?;

@@ -41,9 +41,13 @@ pub(crate) enum Ask {
         backend: String,
         replicas: Vec<Vec<RankLayout>>,
         setup: LocalSetup,
+        /// All threads of the process are kept on this processor.
+        cpu: Option<u32>,
     },
     /// Leases a request's blocks.
     Publish(Publish),
+    /// Leases the same blocks so many times, under numbers from this one on.
+    PublishMany(Publish, u32),
     /// Waits until the leases of these requests are over, all as done.
     Over(Vec<u64>),
     /// What went how.
@@ -125,6 +129,7 @@ pub(crate) enum Answer {
     },
     /// The ticket of a request, as bytes.
     Ticket(Vec<u8>),
+    Tickets(Vec<Vec<u8>>),
     Traffic(Traffic),
     Reply(HandshakeBytes),
     Checked(Vec<Checked>),

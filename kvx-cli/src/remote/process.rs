@@ -43,7 +43,7 @@ impl Process {
         Self::start_with(&Ask::Open { backend: backend.to_owned(), layouts, memory })
     }
 
-    /// Starts it, its ranks with the whole connector.
+    /// Starts it, its ranks with the whole connector; all its threads on one processor where that is named.
     ///
     /// # Errors
     ///
@@ -52,8 +52,9 @@ impl Process {
         backend: &str,
         replicas: Vec<Vec<RankLayout>>,
         setup: LocalSetup,
+        cpu: Option<u32>,
     ) -> Result<Self> {
-        Self::start_with(&Ask::OpenLive { backend: backend.to_owned(), replicas, setup })
+        Self::start_with(&Ask::OpenLive { backend: backend.to_owned(), replicas, setup, cpu })
     }
 
     fn start_with(open: &Ask) -> Result<Self> {
@@ -262,6 +263,18 @@ impl Process {
     pub(crate) fn publish(&mut self, publish: Publish) -> Result<Ticket> {
         match self.ask(&Ask::Publish(publish))? {
             Answer::Ticket(bytes) => Ticket::from_bytes(&bytes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Leases the same blocks so many times, under numbers from this one on.
+    ///
+    /// # Errors
+    ///
+    /// What the process failed with.
+    pub(crate) fn publish_many(&mut self, first: Publish, times: u32) -> Result<Vec<Ticket>> {
+        match self.ask(&Ask::PublishMany(first, times))? {
+            Answer::Tickets(all) => all.iter().map(|bytes| Ticket::from_bytes(bytes)).collect(),
             other => Err(unexpected(&other)),
         }
     }
