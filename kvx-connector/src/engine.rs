@@ -24,7 +24,7 @@ use crate::observe::EngineStatus;
 use crate::protocol::peers::Choosing;
 use crate::protocol::user::Prove;
 use crate::protocol::{Access, Attempt, LeaseName, Part, Reason, RequestNumber, TransferKey};
-use crate::rank::{FetchOrder, FetchReport, GrantOrder, RankSetup};
+use crate::rank::{FetchOptions, FetchOrder, FetchReport, GrantOrder, RankSetup};
 use crate::ticket::{Parts, Table, Ticket, TicketGroup};
 use crate::worker::{FetchFailure, Fetching, Glance, Granted, Worker};
 
@@ -343,6 +343,7 @@ impl Engine {
             prove: Prove::Whole,
             digests: self.digests && access == Access::Read,
             stages: (0, 0),
+            options: FetchOptions { ttl: Some(ticket.ttl), ..FetchOptions::default() },
         };
         let ranks =
             self.workers.iter().map(|worker| worker.fetch(order.clone())).collect::<Result<_>>()?;
@@ -368,7 +369,7 @@ impl EngineGlance {
 }
 
 /// A number out of what is random already.
-fn seed_of(incarnation: &Incarnation) -> u64 {
+pub(crate) fn seed_of(incarnation: &Incarnation) -> u64 {
     let mut seed = [0; 8];
     seed.copy_from_slice(&incarnation.as_bytes()[..8]);
     u64::from_le_bytes(seed)

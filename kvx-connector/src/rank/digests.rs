@@ -115,7 +115,9 @@ impl<C: Channel> Rank<C> {
         }
         let range = part.tokens.start.max(order.range.start)..part.tokens.end.min(order.range.end);
         let layouts = (link.card.layout(), &self.layout);
-        let rows = rows(layouts, &link.plan, order.tokens, &range, &part.layers);
+        let mut rows = rows(layouts, &link.plan, order.tokens, &range, &part.layers);
+        let group = |key| self.layout.tensor(key).and_then(|it| u16::try_from(it.group).ok());
+        rows.retain(|row| group(row.key).is_none_or(|it| !order.options.without.contains(&it)));
         if rows.is_empty() {
             return Ok(false);
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvx_core::id::Incarnation;
 use kvx_core::layout::RankLayout;
 use kvx_core::plan::{BlockTable, Request, SegmentList};
 use kvx_core::port::TransferReport;
@@ -25,6 +26,8 @@ pub(super) struct Fetch {
     pub(super) report: FetchReport,
     /// The first error of a transfer: why it failed, if it does.
     pub(super) error: Option<Arc<Error>>,
+    /// When the first transfer was posted.
+    pub(super) posted: Option<Duration>,
     /// Sources that have proven each part, where parts are proven one by one.
     pub(super) proven: std::collections::BTreeMap<u32, BTreeSet<u16>>,
     /// When it was asked for, and when its last byte had settled, by the clock on the wall of [`watch`](super::watch): steps are told
@@ -50,6 +53,8 @@ pub(super) enum Stage {
         route: Arc<Route>,
         /// For each of its sources, the link over which bytes are moved, if any are.
         links: Vec<Option<usize>>,
+        /// The sources.
+        peers: Vec<Incarnation>,
     },
     /// It is over, and its blocks are kept.
     Quarantined,
@@ -64,6 +69,7 @@ impl Fetch {
             begun: now,
             report: FetchReport::default(),
             error: None,
+            posted: None,
             proven: std::collections::BTreeMap::new(),
             asked: Instant::now(),
             settled: None,
@@ -74,7 +80,7 @@ impl Fetch {
 
     /// The link to a source, and whether it has one: `Some(None)` where nothing is moved.
     pub(super) fn link(&self, source: u16) -> Option<Option<&Link>> {
-        let Stage::Asked { route, links } = &self.stage else { return None };
+        let Stage::Asked { route, links, .. } = &self.stage else { return None };
         let link = links.get(usize::from(source))?;
         Some(link.and_then(|index| route.links.get(index)))
     }
@@ -111,13 +117,17 @@ impl Fetch {
         };
         let request = Request::whole(order.tokens, producer, consumer)
             .with_range(range)
-            .with_layers(part.layers.clone());
+            .with_layers(part.layers.clone())
+            .without_groups(&order.options.without);
         link.plan.segments(&request, self.mode(), limits, list)?;
         Ok(!list.is_empty())
     }
 
     /// Enters what a transfer was.
-    pub(super) fn add(&mut self, backend: &str, moved: &TransferReport) {
+    pub(super) fn add(&mut self, backend: &str, moved: &TransferReport, now: Duration) {
+        let since = self.posted.map_or(Duration::ZERO, |posted| now.saturating_sub(posted));
+        // What settles within a step took longer than no time.
+        self.report.moving = self.report.moving.max(since).max(moved.elapsed);
         self.report.bytes += moved.bytes;
         self.report.segments += moved.segments;
         self.report.transfers += 1;
@@ -126,6 +136,19 @@ impl Fetch {
             None => format!("{backend}/{}", moved.transport),
         };
         self.report.transports.insert(transport);
+    }
+
+    /// Ranks of the other engine from which everything is there, where these sources are not proven.
+    pub(super) fn proven_but(&self, unproven: &[Unproven]) -> BTreeSet<Incarnation> {
+        let mut proven = self.order.options.proven.clone();
+        if let Stage::Asked { peers, .. } = &self.stage
+            && !unproven.is_empty()
+        {
+            let good =
+                |(at, _): &(u16, &Incarnation)| unproven.iter().all(|source| source.source != *at);
+            proven.extend((0..).zip(peers).filter(good).map(|(_, peer)| *peer));
+        }
+        proven
     }
 
     /// This engine's blocks of which something is not proven good, as (group, id): all that hold a token of a part that some

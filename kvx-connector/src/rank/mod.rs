@@ -48,7 +48,9 @@ use crate::protocol::peers::{
     SessionId, Setup, WantId,
 };
 use crate::protocol::user::{self, User};
-use crate::protocol::{LeaseName, Part, Reason, RequestNumber, StageNumber, TransferNumber};
+use crate::protocol::{
+    Access, LeaseName, Part, Reason, RequestNumber, StageNumber, TransferKey, TransferNumber,
+};
 use crate::ticket::Table;
 
 mod channel;
@@ -63,7 +65,9 @@ mod turn;
 mod watch;
 
 pub use channel::{Channel, ChannelEvent};
-pub use orders::{FetchOrder, FetchReport, GrantOrder, RankEvent, StageOf};
+pub use orders::{
+    FetchOptions, FetchOrder, FetchReport, FillOrder, GrantOrder, RankEvent, StageOf,
+};
 
 use digests::Comparing;
 use fabrics::{Fabrics, Found};
@@ -342,6 +346,17 @@ impl<C: Channel> Rank<C> {
         Ok(())
     }
 
+    /// Says the layouts of all ranks of its replica, in order, where [`RankSetup`] did not: before anything is fetched.
+    pub fn set_replica(&mut self, layouts: Vec<RankLayout>) {
+        self.peers.set_replica(layouts);
+    }
+
+    /// Says that a lease will be granted: what is said of it before is remembered until it is, or is
+    /// [withdrawn](Self::withdraw).
+    pub fn expect(&mut self, lease: LeaseName, key: TransferKey) {
+        self.todo.push_back(Todo::Owner(owner::Input::Expect { lease, key }));
+    }
+
     /// Grants a lease on this rank's blocks. [`RankEvent::Freed`] follows.
     pub fn grant(&mut self, order: GrantOrder) {
         let grant = owner::Grant {
@@ -389,6 +404,14 @@ impl<C: Channel> Rank<C> {
             return Err(Error::misuse("fetch", "a request of this number is not over")
                 .with_context("request", order.request.0));
         }
+        let id = self.want(&order, order.deadline);
+        let span = self.watch.asked(&order);
+        self.fetches.insert(order.request, Fetch::new(order, id, self.now, span));
+        Ok(())
+    }
+
+    /// Asks for the other engine's ranks, for so long.
+    fn want(&mut self, order: &FetchOrder, patience: Duration) -> WantId {
         let id = WantId(self.next_want);
         self.next_want += 1;
         let want = peers::Want {
@@ -398,15 +421,59 @@ impl<C: Channel> Rank<C> {
             address: order.address.clone(),
             life: Some(order.lease.owner),
             role: match order.access {
-                crate::protocol::Access::Read => peers::Role::Consumer,
-                crate::protocol::Access::Write => peers::Role::Producer,
+                Access::Read => peers::Role::Consumer,
+                Access::Write => peers::Role::Producer,
             },
-            until: self.now + order.deadline,
+            until: self.now + patience,
         };
         self.wants.insert(id, order.request);
-        let span = self.watch.asked(&order);
-        self.fetches.insert(order.request, Fetch::new(order, id, self.now, span));
         self.todo.push_back(Todo::Peers(peers::Input::Want(want)));
+        id
+    }
+
+    /// Says what a request that was held without that is to move, and until when: before it begins.
+    pub fn fill(&mut self, now: Duration, request: RequestNumber, fill: FillOrder) {
+        self.now = now.max(self.now);
+        let Some(fetch) = self.fetches.get_mut(&request) else { return };
+        let order = &mut fetch.order;
+        order.deadline = self.now.saturating_sub(fetch.begun) + fill.deadline;
+        (order.tokens, order.range) = (fill.tokens, fill.range);
+        (order.theirs, order.ours) = (fill.theirs, fill.ours);
+        (order.parts, order.total) = (fill.parts, fill.total);
+        order.options.without = fill.without;
+        match &fetch.stage {
+            Stage::Routing { want, begin } => {
+                let (before, begin, order) = (*want, *begin, order.clone());
+                self.wants.remove(&before);
+                self.todo.push_back(Todo::Peers(peers::Input::Unwant(before)));
+                let want = self.want(&order, fill.deadline);
+                if let Some(fetch) = self.fetches.get_mut(&request) {
+                    fetch.stage = Stage::Routing { want, begin };
+                }
+            }
+            Stage::Asked { .. } => {
+                let deadline = fill.deadline;
+                let (parts, total) = (order.parts.clone(), order.total);
+                self.todo.push_back(Todo::User(user::Input::Until { request, deadline }));
+                if total.is_some() {
+                    let publish = user::Input::Publish { request, parts, total };
+                    self.todo.push_back(Todo::User(publish));
+                }
+            }
+            Stage::Quarantined => {}
+        }
+    }
+
+    /// Releases a lease that `order` says how to find: what its reader was to move is not wanted, or not any more. Nothing
+    /// follows.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`fetch`](Self::fetch).
+    pub fn release(&mut self, now: Duration, order: FetchOrder) -> Result<()> {
+        let request = order.request;
+        self.fetch(now, FetchOrder { begin: false, ..order })?;
+        self.release_once_routed(request);
         Ok(())
     }
 

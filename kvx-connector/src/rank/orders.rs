@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kvx_core::Error;
 use kvx_core::card::{Address, EngineName};
+use kvx_core::id::Incarnation;
 use serde::Serialize;
 
 use crate::protocol::user::Prove;
@@ -80,6 +81,44 @@ pub struct FetchOrder {
     pub digests: bool,
     /// Stages of the engine's own that each part passes before the transfer, and after it.
     pub stages: (u8, u8),
+    /// What few requests say.
+    pub options: FetchOptions,
+}
+
+/// What few requests say: the default says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FetchOptions {
+    /// For how long the lease holds without a heartbeat, as its ticket says: one is sent thrice in that time at least.
+    pub ttl: Option<Duration>,
+    /// Whether the lease stays held when the request fails, because whoever ordered it will order it again as the same reader,
+    /// or [release](super::Rank::release) it. Not where it fails quarantined: then it is released.
+    pub keep: bool,
+    /// Ranks of the other engine from which this reader has everything already, and has confirmed it: see
+    /// [`RankEvent::Failed`].
+    pub proven: BTreeSet<Incarnation>,
+    /// This engine's cache groups of which nothing is moved: their tables are empty.
+    pub without: Vec<u16>,
+}
+
+/// What a request is to move that was held before that was known.
+#[derive(Clone, Debug)]
+pub struct FillOrder {
+    /// Tokens that the request has in its cache.
+    pub tokens: u64,
+    /// Which of them to move.
+    pub range: Range<u64>,
+    /// The other engine's blocks, one table per cache group.
+    pub theirs: Vec<Table>,
+    /// This engine's blocks, one table per cache group.
+    pub ours: Vec<Table>,
+    /// Parts known to be published.
+    pub parts: Vec<Part>,
+    /// How many there are in all, if that is known.
+    pub total: Option<u32>,
+    /// This engine's cache groups of which nothing is moved.
+    pub without: Vec<u16>,
+    /// Within which time from now it must end.
+    pub deadline: Duration,
 }
 
 /// What a request that was moved was.
@@ -96,6 +135,8 @@ pub struct FetchReport {
     pub transports: BTreeSet<String>,
     /// From the order until the other engine's ranks were connected.
     pub routing: Duration,
+    /// From the first transfer's post until the last one had settled.
+    pub moving: Duration,
     /// From the order until its end.
     pub elapsed: Duration,
 }
@@ -135,6 +176,8 @@ pub enum RankEvent {
         blocks: BTreeSet<(u16, u32)>,
         /// Whether they must be kept until [`Unquarantined`](Self::Unquarantined).
         quarantined: bool,
+        /// Ranks of the other engine from which everything is there and proven all the same.
+        proven: BTreeSet<Incarnation>,
         /// What was moved.
         report: FetchReport,
     },

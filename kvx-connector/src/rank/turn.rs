@@ -236,8 +236,9 @@ impl<C: Channel> Rank<C> {
         fetch.report.routing = spent;
         let order = &fetch.order;
         let mut sources = Vec::new();
-        let mut links = Vec::new();
-        for confirm in &route.confirms {
+        let (mut links, mut peers) = (Vec::new(), Vec::new());
+        let done = &order.options.proven;
+        for confirm in route.confirms.iter().filter(|it| !done.contains(&it.incarnation)) {
             // Nobody waits for what is only read.
             if order.access == Access::Write {
                 self.reaching.found(confirm.incarnation, order, Role::Producer);
@@ -253,6 +254,7 @@ impl<C: Channel> Rank<C> {
                 total: order.total,
             });
             links.push(link);
+            peers.push(confirm.incarnation);
         }
         let rank = u16::try_from(self.place.rank).unwrap_or(u16::MAX);
         let (before, after) = order.stages;
@@ -268,9 +270,13 @@ impl<C: Channel> Rank<C> {
             prove: order.prove,
             before,
             after,
+            keeping: user::Keeping {
+                every: order.options.ttl.map(heartbeat),
+                after_failure: order.options.keep,
+            },
         };
         self.watch.routed(fetch, links.len());
-        fetch.stage = Stage::Asked { route, links };
+        fetch.stage = Stage::Asked { route, links, peers };
         self.todo.push_back(Todo::User(user::Input::Ask(ask)));
         if is_ghost(request) {
             self.todo.push_back(Todo::User(user::Input::Abort { request }));
@@ -297,7 +303,8 @@ impl<C: Channel> Rank<C> {
             self.watch.failed(self.now, &mut fetch, outcome, &error, kept);
         }
         let report = std::mem::take(&mut fetch.report);
-        let event = RankEvent::Failed { request, error, blocks, quarantined: false, report };
+        let (quarantined, proven) = (false, fetch.order.options.proven);
+        let event = RankEvent::Failed { request, error, blocks, quarantined, proven, report };
         self.ended(request, event);
     }
 
@@ -438,12 +445,14 @@ impl<C: Channel> Rank<C> {
             .filter(|_| matches!(why, Why::Transfer | Why::Stage | Why::Contradiction));
         let error = error.unwrap_or_else(|| Arc::new(explain(why, fetch)));
         let (blocks, report) = (fetch.spoilt(unproven, &self.layout), fetch.report.clone());
+        let proven = fetch.proven_but(unproven);
         if !is_ghost(request) {
             let (outcome, kept) = (Outcome::Failed(why), (&blocks, quarantined));
             self.watch.failed(self.now, fetch, outcome, &error, kept);
         }
         self.over(request, quarantined);
-        self.ended(request, RankEvent::Failed { request, error, blocks, quarantined, report });
+        let event = RankEvent::Failed { request, error, blocks, quarantined, proven, report };
+        self.ended(request, event);
     }
 
     fn part_proven(&mut self, request: RequestNumber, source: u16, part: u32) {
@@ -487,6 +496,7 @@ impl<C: Channel> Rank<C> {
             return Ok(false);
         }
         let mode = fetch.mode();
+        fetch.posted.get_or_insert(self.now);
         if let Err(error) = self.fabrics.post(transfer, connection, mode, self.list.as_slice()) {
             if error.retry() == Retry::Reconnect {
                 // It is over, though its end was not told yet: it is not to be used until that comes.
@@ -511,7 +521,7 @@ impl<C: Channel> Rank<C> {
         connection: Connection,
         result: kvx_core::Result<kvx_core::port::TransferReport>,
     ) {
-        let flying = self.flying.remove(&transfer);
+        let (flying, now) = (self.flying.remove(&transfer), self.now);
         let outcome = match result {
             Ok(moved) => {
                 let mut digests = false;
@@ -519,7 +529,7 @@ impl<C: Channel> Rank<C> {
                     && let Some(fetch) = self.fetches.get_mut(&flying.request)
                 {
                     self.watch.settled(fetch, flying, connection, &moved);
-                    fetch.add(connection.backend, &moved);
+                    fetch.add(connection.backend, &moved, now);
                     digests = fetch.order.digests;
                 }
                 match flying {
@@ -571,6 +581,12 @@ impl<C: Channel> Rank<C> {
             _ => self.counts.unsent += 1,
         }
     }
+}
+
+/// How often a lease is extended that holds for `ttl` without that: thrice in that time, but not so often that whoever names
+/// a time has a say in how busy this rank is.
+fn heartbeat(ttl: Duration) -> Duration {
+    (ttl / 3).max(Duration::from_millis(20))
 }
 
 /// Why a request failed, for people.

@@ -374,7 +374,8 @@ impl Running {
             lease: self.lease,
             ttl: config.lease,
             tokens,
-            parts: Parts::Whole,
+            // What goes through the host's buffer is there once the workers have copied it, and they say when.
+            parts: if config.host_buffer { Parts::Announced } else { Parts::Whole },
             groups: groups.collect(),
         }
     }

@@ -30,10 +30,16 @@ use crate::rank::{
 };
 
 mod channel;
+pub mod connector;
 mod glance;
+mod news;
 
 pub use channel::ControlChannel;
+pub use connector::{WorkerConnector, WorkerSetup};
 pub use glance::Glance;
+
+use connector::Book;
+use news::News;
 
 /// How long the thread sleeps at most, so that a wake-up that was lost costs little.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -53,6 +59,8 @@ struct Shared {
     bell: OwnedFd,
     begun: Instant,
     stop: AtomicBool,
+    /// Whoever waits for a report.
+    news: Arc<News>,
 }
 
 struct Inside {
@@ -62,6 +70,9 @@ struct Inside {
     fetches: BTreeMap<RequestNumber, oneshot::Sender<Fetched>>,
     leases: BTreeMap<LeaseName, oneshot::Sender<Reason>>,
     stages: Option<Box<dyn Stages>>,
+    /// What a scheduler has said, where there is one.
+    book: Option<Book>,
+    news: Arc<News>,
     /// What nobody here waits for.
     others: Vec<RankEvent>,
 }
@@ -109,6 +120,10 @@ impl Worker {
     ///
     /// Those of [`Rank::new`]; [`ErrorKind::Resources`] where there is no thread or descriptor to be had.
     pub fn start(setup: RankSetup, control: Control) -> Result<Self> {
+        Self::start_with(setup, control, None)
+    }
+
+    fn start_with(setup: RankSetup, control: Control, book: Option<Book>) -> Result<Self> {
         let resources = |what: &'static str| {
             move |source: std::io::Error| {
                 Error::new(ErrorKind::Resources, "worker", what).with_source(source)
@@ -128,12 +143,15 @@ impl Worker {
             }
         }
         descriptors.push(duplicate(rank.channel().descriptor()?)?);
+        let news = Arc::new(News::default());
         let inside = Inside {
             rank,
             sleeps_until: Duration::ZERO,
             fetches: BTreeMap::new(),
             leases: BTreeMap::new(),
             stages: None,
+            book,
+            news: Arc::clone(&news),
             others: Vec::new(),
         };
         let shared = Arc::new(Shared {
@@ -141,6 +159,7 @@ impl Worker {
             bell,
             begun: Instant::now(),
             stop: AtomicBool::new(false),
+            news,
         });
         let thread = {
             let shared = Arc::clone(&shared);
@@ -352,6 +371,7 @@ impl Shared {
 struct Told {
     fetched: Vec<(oneshot::Sender<Fetched>, Fetched)>,
     freed: Vec<(oneshot::Sender<Reason>, Reason)>,
+    news: Option<Arc<News>>,
 }
 
 impl Drop for Told {
@@ -363,15 +383,22 @@ impl Drop for Told {
         for (sender, why) in self.freed.drain(..) {
             let _gone = sender.send(why);
         }
+        if let Some(news) = self.news.take() {
+            news.tell();
+        }
     }
 }
 
 impl Inside {
+    fn book(&mut self) -> Result<&mut Book> {
+        self.book.as_mut().ok_or_else(connector::no_book)
+    }
+
     /// Steps, and says when the next step is due.
     fn step(&mut self, now: Duration, told: &mut Told) -> Duration {
         loop {
             let due = self.rank.step(now).unwrap_or(Duration::MAX).min(now + LONGEST_SLEEP);
-            self.dispatch(told);
+            self.dispatch(now, told);
             // A stage may have been over at once.
             if !self.rank.has_orders() {
                 return due;
@@ -380,8 +407,19 @@ impl Inside {
     }
 
     /// Finds out whom the rank's events are for.
-    fn dispatch(&mut self, told: &mut Told) {
+    fn dispatch(&mut self, now: Duration, told: &mut Told) {
         while let Some(event) = self.rank.next_event() {
+            let event = match &mut self.book {
+                None => Some(event),
+                Some(book) => {
+                    let rest = book.hear(event, now, &mut self.rank);
+                    if book.has_news() {
+                        told.news = Some(Arc::clone(&self.news));
+                    }
+                    rest
+                }
+            };
+            let Some(event) = event else { continue };
             match event {
                 RankEvent::Ready { request, report } => {
                     if let Some(sender) = self.fetches.remove(&request) {

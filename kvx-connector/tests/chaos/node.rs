@@ -9,7 +9,7 @@ use kvx_connector::Policy;
 use kvx_connector::control::{Control, ControlConfig, Key, Limits, RemoteIdentity, Security};
 use kvx_connector::protocol::user::Prove;
 use kvx_connector::protocol::{Access, Attempt, LeaseName, Part, RequestNumber, TransferKey};
-use kvx_connector::rank::{FetchOrder, GrantOrder, RankSetup};
+use kvx_connector::rank::{FetchOptions, FetchOrder, GrantOrder, RankSetup};
 use kvx_connector::ticket::{Parts, Table, Ticket, TicketGroup};
 use kvx_connector::worker::{Fetching, Granted, Worker};
 use kvx_core::backend::TransferBackend;
@@ -187,6 +187,7 @@ impl Node {
             prove: Prove::Whole,
             digests: false,
             stages: (0, 0),
+            options: FetchOptions::default(),
         };
         self.workers.iter().map(|worker| worker.fetch(order.clone()).unwrap()).collect()
     }

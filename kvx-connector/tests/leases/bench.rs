@@ -236,6 +236,7 @@ pub(crate) fn ask(number: u64, peers: &[u8], count: u32, access: Access) -> Ask 
         prove: Prove::Whole,
         before: 0,
         after: 0,
+        keeping: user::Keeping::default(),
     }
 }
 

@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod bench;
 #[cfg(test)]
+mod kept;
+#[cfg(test)]
 mod known_owner;
 #[cfg(test)]
 mod known_user;

@@ -333,6 +333,7 @@ impl State {
             prove: if size.parts > 1 { Prove::EachPart } else { Prove::Whole },
             before: 0,
             after: 0,
+            keeping: user::Keeping::default(),
         };
         let ready = self.tell_user(user::Input::Ask(ask))?;
         Ok(self.tell_user(user::Input::PeerReady { peer: OWNER })? || ready)

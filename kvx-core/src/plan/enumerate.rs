@@ -140,6 +140,10 @@ fn fold<'a>(
 
 impl Class {
     pub(super) fn pieces(&self, request: &Request<'_>, pieces: &mut Vec<Piece>) -> Result<()> {
+        if request.without.iter().any(|group| usize::from(*group) == self.to.group()) {
+            pieces.clear();
+            return Ok(());
+        }
         let start = request.range.start;
         let block = self.to.kernel_tokens;
         if self.per_block && !request.range.is_empty() && !start.is_multiple_of(u64::from(block)) {

@@ -14,6 +14,8 @@ pub struct Request<'a> {
     pub range: Range<u64>,
     /// Which global layers to move.
     pub layers: Range<u32>,
+    /// Cache groups of the consumer of which nothing is moved. Their block tables are not looked at.
+    pub without: &'a [u16],
     /// The producer's block tables, one per cache group of its layout.
     pub producer: &'a [BlockTable<'a>],
     /// The consumer's block tables, one per cache group of its layout.
@@ -28,7 +30,7 @@ impl<'a> Request<'a> {
         producer: &'a [BlockTable<'a>],
         consumer: &'a [BlockTable<'a>],
     ) -> Self {
-        Self { tokens, range: 0..tokens, layers: 0..u32::MAX, producer, consumer }
+        Self { tokens, range: 0..tokens, layers: 0..u32::MAX, without: &[], producer, consumer }
     }
 
     /// Only these tokens.
@@ -42,6 +44,13 @@ impl<'a> Request<'a> {
     #[must_use]
     pub const fn with_layers(mut self, layers: Range<u32>) -> Self {
         self.layers = layers;
+        self
+    }
+
+    /// Nothing of these cache groups of the consumer.
+    #[must_use]
+    pub const fn without_groups(mut self, groups: &'a [u16]) -> Self {
+        self.without = groups;
         self
     }
 

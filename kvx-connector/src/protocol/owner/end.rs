@@ -6,7 +6,7 @@ use kvx_core::id::Incarnation;
 
 use super::lease::{Lease, Stand, State, Users};
 use super::{Output, Owner, Running};
-use crate::protocol::id::{LeaseName, Reader};
+use crate::protocol::id::{LeaseName, Reader, TransferKey};
 use crate::protocol::message::{Ended, ToUser};
 use crate::protocol::plant::Plant;
 use crate::protocol::terms::{Access, Reason, StageNumber};
@@ -57,6 +57,22 @@ impl Owner {
             });
         }
         false
+    }
+
+    /// A lease that was expected will not be granted: whoever has spoken of it is told, and whoever will.
+    pub(super) fn never(
+        &mut self,
+        now: Duration,
+        (name, key): (LeaseName, TransferKey),
+        why: Reason,
+        out: &mut Vec<Output>,
+    ) {
+        let forget_at = now + self.config.keep_for;
+        self.leases.insert(name, Lease::never(key, why, forget_at));
+        self.forget.insert((forget_at, name));
+        for (peer, message) in self.early.take(name) {
+            self.answer(now, name, peer, message, out);
+        }
     }
 
     /// The epoch of a held lease ends.

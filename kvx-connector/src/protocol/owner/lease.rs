@@ -158,6 +158,24 @@ impl Users {
 }
 
 impl Lease {
+    /// One that was expected, and is never granted.
+    pub(super) const fn never(key: TransferKey, why: Reason, forget_at: Duration) -> Self {
+        Self {
+            key,
+            access: Access::Read,
+            ttl: Duration::ZERO,
+            hard_at: Duration::ZERO,
+            state: State::Ended { why, forget_at },
+            parts: BTreeMap::new(),
+            total: None,
+            stages: 0,
+            running: 0,
+            attempts: BTreeMap::new(),
+            asked_until: Duration::ZERO,
+            due: None,
+        }
+    }
+
     pub(super) const fn is_held(&self) -> bool {
         matches!(self.state, State::Held { .. })
     }

@@ -9,7 +9,8 @@
 //! | state | until | then |
 //! |---|---|---|
 //! | *early*: not granted, messages wait | `Grant` | each is answered as if it came now |
-//! | | [`early_for`](Config::early_for) | each is refused as [`Unknown`](Reason::Unknown) |
+//! | | [`early_for`](Config::early_for), unless `Expect` came | each is refused as [`Unknown`](Reason::Unknown) |
+//! | | `Withdraw`, where `Expect` came | each is told so; ended |
 //! | *held* | one attempt's whole set has confirmed | over as [`Done`](Reason::Done) |
 //! | | all attempts are over, and a reader has released | over as [`Released`](Reason::Released) |
 //! | | no heartbeat for `ttl`, or `hard` has passed | over as [`Expired`](Reason::Expired) |
@@ -52,7 +53,7 @@ use std::time::Duration;
 
 use kvx_core::id::Incarnation;
 
-use super::id::{LeaseName, Part};
+use super::id::{LeaseName, Part, TransferKey};
 use super::message::ToOwner;
 use super::plant::{Plant, Planted};
 use super::terms::{Access, Reason, StageNumber};
@@ -65,6 +66,8 @@ pub struct Owner {
     config: Config,
     leases: BTreeMap<LeaseName, Lease>,
     early: Early,
+    /// Leases that will be granted.
+    expected: BTreeMap<LeaseName, TransferKey>,
     stages: BTreeMap<StageNumber, Running>,
     next_stage: u64,
     /// Leases that expire, drain, or wait to be granted.
@@ -93,6 +96,7 @@ impl Owner {
             config,
             leases: BTreeMap::new(),
             early: Early::default(),
+            expected: BTreeMap::new(),
             stages: BTreeMap::new(),
             next_stage: 0,
             due: BTreeSet::new(),
@@ -156,11 +160,21 @@ impl Owner {
 
     fn take(&mut self, now: Duration, input: Input, out: &mut Vec<Output>) {
         match input {
+            Input::Expect { lease, key } => {
+                let known = lease.owner != self.config.life || self.leases.contains_key(&lease);
+                if known || self.expected.len() >= self.config.max_leases {
+                    self.counts.ignored += 1;
+                } else {
+                    self.expected.insert(lease, key);
+                }
+            }
             Input::Grant(grant) => self.grant(now, grant, out),
             Input::Publish { lease, parts, total } => self.publish(lease, parts, total, out),
             Input::Withdraw { lease, why } => {
                 if self.leases.get(&lease).is_some_and(Lease::is_held) {
                     self.end(now, lease, why, out);
+                } else if let Some(key) = self.expected.remove(&lease) {
+                    self.never(now, (lease, key), why, out);
                 } else {
                     self.counts.ignored += 1;
                 }
@@ -177,6 +191,9 @@ impl Owner {
     fn lapse(&mut self, now: Duration, out: &mut Vec<Output>) {
         while let Some((at, name)) = self.due.pop_first_if(now) {
             let Some(lease) = self.leases.get_mut(&name) else {
+                if self.expected.contains_key(&name) {
+                    continue;
+                }
                 for (peer, message) in self.early.take(name) {
                     self.counts.early_lapsed += 1;
                     self.refuse(peer, &message, Reason::Unknown, out);
@@ -239,6 +256,7 @@ impl Owner {
                 self.end(now, epoch, Reason::Preempted, out);
             }
         }
+        self.expected.remove(&name);
         self.counts.granted += 1;
         let hard_at = now + hard;
         let state = State::Held { expires: (now + ttl).min(hard_at) };

@@ -12,6 +12,14 @@ use crate::protocol::terms::{Access, Reason, StageNumber};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Input {
+    /// The engine will grant a lease: what is said of it before is remembered, however long that takes, until it is granted or
+    /// withdrawn.
+    Expect {
+        /// Which lease.
+        lease: LeaseName,
+        /// The engine's name for the request.
+        key: TransferKey,
+    },
     /// The engine grants a lease.
     Grant(Grant),
     /// The engine publishes more parts of a lease.
@@ -23,7 +31,7 @@ pub enum Input {
         /// How many there will be in all, with the last.
         total: Option<u32>,
     },
-    /// The engine takes a lease back: users are told at once.
+    /// The engine takes a lease back, granted or only expected: users are told at once.
     Withdraw {
         /// Which lease.
         lease: LeaseName,
@@ -147,7 +155,7 @@ pub enum Output {
 pub struct Config {
     /// The life of the engine that grants: leases of any other are refused.
     pub life: Incarnation,
-    /// Most leases that are not free. 65,536.
+    /// Most leases that are not free, and most that are expected. 65,536.
     pub max_leases: usize,
     /// Most leases that are remembered after they were freed; the one that is due first is forgotten first. 65,536.
     pub max_ended: usize,
@@ -159,7 +167,7 @@ pub struct Config {
     pub max_early: usize,
     /// Most of these from one peer. 1,024.
     pub max_early_per_peer: usize,
-    /// For how long they are remembered. 10 s.
+    /// For how long they are remembered, of leases that are not expected. 10 s.
     pub early_for: Duration,
     /// For how long, at least, a lease is remembered after its end. 10 s.
     pub keep_for: Duration,

@@ -77,6 +77,7 @@ use std::time::Duration;
 
 use kvx_core::card::{Address, CardReader, EngineName};
 use kvx_core::id::Incarnation;
+use kvx_core::layout::RankLayout;
 use kvx_core::{Error, ErrorKind};
 
 mod answer;
@@ -221,6 +222,13 @@ impl Failure {
 }
 
 impl Peers {
+    /// Says the layouts of all ranks of its replica, in order, where [`Setup`] did not: before anything is wanted.
+    pub fn set_replica(&mut self, layouts: Vec<RankLayout>) {
+        if let Some(rank) = &mut self.local.rank {
+            rank.layouts = layouts;
+        }
+    }
+
     /// A machine that knows nobody.
     #[must_use]
     pub fn new(setup: Setup) -> Self {

@@ -109,7 +109,7 @@ impl World {
                 let specs = self.owners[seat].specs.values_mut();
                 specs.filter(|it| it.access == Access::Write).for_each(|it| it.quiet(*peer));
             }
-            owner::Input::Tick => {}
+            owner::Input::Expect { .. } | owner::Input::Tick => {}
         }
         Ok(expected)
     }

@@ -83,6 +83,12 @@ impl World {
                 total: known.then_some(job.parts),
                 stages: job.stages,
             };
+            // Some engines say what they will grant.
+            if job.lease.number.is_multiple_of(2) {
+                let (lease, key) = (job.lease, job.key.clone());
+                let expect = owner::Input::Expect { lease, key };
+                self.after(first / 2, Event::Owner(owner, life, expect));
+            }
             self.after(first, Event::Owner(owner, life, owner::Input::Grant(grant)));
             let mut from = job.at_first;
             let mut late = first;
@@ -157,6 +163,7 @@ impl World {
                 prove: job.prove,
                 before: job.before,
                 after: job.after,
+                keeping: user::Keeping::default(),
             };
             let late = self.dice.among(0, 15_000);
             self.ask_of(user, life, late, ask);

@@ -66,10 +66,13 @@ impl User {
         self.retime(number);
     }
 
-    /// Releases a source that is not proven: at once to read, once all has settled to write.
+    /// Releases a source that is not proven: at once to read, once all has settled to write. Not where whoever asked goes on.
     fn release(&mut self, now: Duration, number: RequestNumber, at: usize, out: &mut Vec<Output>) {
         let hasty = self.shared.planted.has(Plant::ReleaseBeforeSettled);
         let Some(request) = self.requests.get_mut(&number) else { return };
+        if request.keeps && matches!(request.state, State::Ending { how: How::Failed(_), .. }) {
+            return;
+        }
         let (lease, reader, access) = (request.lease, request.reader, request.access);
         let source = &mut request.sources[at];
         let over = access == Access::Read
@@ -152,6 +155,9 @@ impl User {
         if *severed {
             let how = *how;
             request.state = State::Quarantined;
+            for at in 0..request.sources.len() {
+                self.release(now, number, at, out);
+            }
             return self.report(number, how, true, out);
         }
         *severed = true;

@@ -139,6 +139,7 @@ impl Request {
     fn hold(&mut self, now: Duration, at: usize, shared: &Shared, out: &mut Vec<Output>) {
         let active = self.state == State::Active;
         let planted = &shared.planted;
+        let every = self.hold_every;
         let source = &mut self.sources[at];
         let open = matches!(source.phase, Phase::Open { .. });
         if !open || !source.linked || source.hold_at > now {
@@ -147,11 +148,8 @@ impl Request {
         let forgets = if active { Plant::ReadNotHeld } else { Plant::QueueNotHeld };
         let writes = self.access == Access::Write;
         source.holds += 1;
-        let wait = if writes && !source.admitted {
-            shared.again(source.holds).min(shared.config.hold_every)
-        } else {
-            shared.config.hold_every
-        };
+        let wait =
+            if writes && !source.admitted { shared.again(source.holds).min(every) } else { every };
         source.hold_at = now + wait;
         if planted.has(forgets) && source.holds > 1 {
             return;

@@ -69,11 +69,10 @@ impl User {
         out: &mut Vec<Output>,
     ) {
         let most = self.shared.config.max_parts;
-        let every = self.shared.config.hold_every;
         let Some(request) = self.requests.get_mut(&number).filter(|it| it.is_alive()) else {
             return;
         };
-        let access = request.access;
+        let (access, every) = (request.access, request.hold_every);
         let source = &mut request.sources[at];
         if !matches!(source.phase, Phase::Open { .. }) {
             return;

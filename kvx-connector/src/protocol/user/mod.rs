@@ -36,7 +36,7 @@
 //! - *Holding* and *active* end at the deadline, *ending* at the latest by quarantine. (Promise 4.)
 //! - What concerns one peer concerns only requests that have a source there. What a peer says is believed only of the source
 //!   that it is. (Promise 6.)
-//! - A source that is not proven is released at once, so that its owner need not wait for the lease to expire. Releases
+//! - A source that is not proven is released at once (unless whoever asked goes on: [`Keeping::after_failure`]), so that its owner need not wait for the lease to expire. Releases
 //!   outlive their request until they are answered, a bounded number of times.
 //! - A full queue is no failure; a transfer that failed is tried again, a bounded number of times, while the lease is held.
 
@@ -47,7 +47,9 @@ mod release;
 mod request;
 mod terms;
 
-pub use terms::{Ask, Config, Counts, Input, Outcome, Output, Prove, Route, Source, Unproven, Why};
+pub use terms::{
+    Ask, Config, Counts, Input, Keeping, Outcome, Output, Prove, Route, Source, Unproven, Why,
+};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -130,6 +132,12 @@ impl User {
             Input::Publish { request, parts, total } => {
                 self.publish(now, request, parts, total, out);
             }
+            Input::Until { request, deadline } => {
+                if let Some(it) = self.requests.get_mut(&request).filter(|it| it.is_alive()) {
+                    it.deadline_at = now + deadline;
+                    self.advance(now, request, out);
+                }
+            }
             Input::Abort { request } => self.abort(now, request, out),
             Input::PeerReady { peer } => self.peer_ready(now, peer, out),
             Input::PeerFailed { peer } => self.peer_lost(now, peer, Why::PeerFailed, out),
@@ -208,7 +216,9 @@ impl User {
             .iter()
             .map(|source| (source.peer, source.parts.clone(), source.total))
             .collect();
-        let mut request = Request::new(ask, now);
+        let most = self.shared.config.hold_every;
+        let every = ask.keeping.every.map_or(most, |every| every.min(most));
+        let mut request = Request::new(ask, now, every);
         if self.shared.planted.has(Plant::DeadlineForgotten) {
             request.deadline_at = now + Duration::from_secs(1 << 30);
         }
@@ -223,7 +233,8 @@ impl User {
             let late = request.access == Access::Read
                 && request.state == State::Active
                 && (request.sources[at].total.is_some() || !request.sources[at].data);
-            let wait = if late { self.shared.config.hold_first } else { Duration::ZERO };
+            let first = self.shared.config.hold_first.min(every);
+            let wait = if late { first } else { Duration::ZERO };
             let source = &mut request.sources[at];
             source.linked = entry.ready;
             source.hold_at = now + wait;

@@ -21,6 +21,10 @@ pub(super) struct Request {
     pub(super) before: u8,
     pub(super) after: u8,
     pub(super) deadline_at: Duration,
+    /// From one heartbeat to the next.
+    pub(super) hold_every: Duration,
+    /// Whether a failure leaves the lease held.
+    pub(super) keeps: bool,
     pub(super) state: State,
     pub(super) sources: Vec<Source>,
     /// Stages that run.
@@ -130,7 +134,7 @@ pub(super) enum Work {
 }
 
 impl Request {
-    pub(super) fn new(ask: Ask, now: Duration) -> Self {
+    pub(super) fn new(ask: Ask, now: Duration, hold_every: Duration) -> Self {
         let state = if ask.begin { State::Active } else { State::Holding };
         let sources = ask.sources.into_iter().map(|source| Source {
             peer: source.peer,
@@ -161,6 +165,8 @@ impl Request {
             before: ask.before,
             after: ask.after,
             deadline_at: now + ask.deadline,
+            hold_every,
+            keeps: ask.keeping.after_failure,
             state,
             sources: sources.collect(),
             staging: 0,

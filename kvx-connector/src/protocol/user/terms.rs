@@ -28,6 +28,13 @@ pub enum Input {
         /// How many there will be in all, with the last.
         total: Option<u32>,
     },
+    /// A request has another deadline: so long from now.
+    Until {
+        /// Which.
+        request: RequestNumber,
+        /// How long.
+        deadline: Duration,
+    },
     /// The engine gives a request up: aborted, rejected before it was admitted, preempted.
     Abort {
         /// Which.
@@ -120,6 +127,18 @@ pub struct Ask {
     pub before: u8,
     /// How many stages each part passes after it has settled.
     pub after: u8,
+    /// How the lease is kept alive.
+    pub keeping: Keeping,
+}
+
+/// How a lease is kept alive that a request uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Keeping {
+    /// From one heartbeat to the next at most; never more than [`Config::hold_every`]. `None`: that.
+    pub every: Option<Duration>,
+    /// Whether nothing is released when the request fails, because whoever asked goes on as the same reader, or releases by a
+    /// request of its own. What is quarantined is released all the same: nothing can go on from that.
+    pub after_failure: bool,
 }
 
 /// One rank of the owner: read from, or written to, or only told.

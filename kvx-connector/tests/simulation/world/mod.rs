@@ -14,7 +14,7 @@ use kvx_connector::protocol::user::Prove;
 use kvx_connector::protocol::{
     Access, Attempt, LeaseName, Part, Plant, Reason, RequestNumber, TransferKey,
 };
-use kvx_connector::rank::{FetchOrder, GrantOrder, RankSetup};
+use kvx_connector::rank::{FetchOptions, FetchOrder, GrantOrder, RankSetup};
 use kvx_connector::ticket::Table;
 use kvx_core::capability::Revoke;
 use kvx_core::plan::Pairing;
@@ -477,6 +477,7 @@ impl<'a> World<'a> {
             prove: Prove::Whole,
             digests: self.digests && self.access == Access::Read,
             stages: (0, 0),
+            options: FetchOptions::default(),
         };
         if self.rng.random_ratio(1, 4) {
             order.prove = Prove::EachPart;
