@@ -88,7 +88,7 @@ fn preempted_while_it_loads() {
     let live = d.live["d"].clone();
     let held = d.c.preempted(&live.id);
     if held {
-        d.held.insert("d".into(), live.tables.clone());
+        d.held.insert("d".into(), live.clone());
     } else {
         d.put_back(&live.tables);
     }

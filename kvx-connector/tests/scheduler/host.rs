@@ -5,21 +5,20 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvx_connector::scheduler::FinishStatus;
-use kvx_connector::worker::WorkerConnector;
 use kvx_connector::worker::connector::{CopyBlocks, CopyJob, Direction};
 use kvx_core::layout::RankLayout;
 use kvx_core::memory::Region;
 use kvx_core::{Error, ErrorKind, Result, Retry};
 
 use crate::bytes::copy_blocks;
-use crate::kit::{Shape, both_idle, pair, until};
+use crate::kit::{Seat, Shape, both_idle, pair, until};
 
 /// What goes wrong with copies.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     /// So many of the next copies to the host, or from it, fail.
     to_host: AtomicU32,
-    from_host: AtomicU32,
+    pub(crate) from_host: AtomicU32,
     /// Copies are begun, and end when they are told to.
     later: AtomicBool,
     begun: Mutex<Vec<(CopyJob, Memory)>>,
@@ -29,10 +28,21 @@ pub(crate) struct Faults {
 type Memory = (RankLayout, Vec<Region>, Vec<Region>);
 
 impl Faults {
-    /// Ends all copies that were begun.
-    fn end(&self, worker: &WorkerConnector) -> usize {
-        let begun = std::mem::take(&mut *self.begun.lock().unwrap());
-        let count = begun.len();
+    /// From now on copies are begun, and end when they are told to.
+    pub(crate) fn set_later(&self) {
+        self.later.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends all copies that a rank has begun; how many these were.
+    pub(crate) fn end(&self, seat: &Seat) -> usize {
+        let rank = seat.layout.coords().replica_index();
+        let mut all = self.begun.lock().unwrap();
+        let (begun, others) = std::mem::take(&mut *all)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(_, (layout, ..))| layout.coords().replica_index() == rank);
+        *all = others;
+        drop(all);
+        let (count, worker) = (begun.len(), &seat.worker);
         for (job, (layout, device, host)) in begun {
             run(&job, &layout, &device, &host);
             worker.copied(job.number, Ok(()));
@@ -107,7 +117,7 @@ fn all_chunks_go_through_the_hosts_buffers() {
 fn nothing_is_read_before_it_is_in_the_hosts_buffer() {
     let (mut p, mut d) = pair(&hosted(16), &Shape::new(1, 1, 16));
     let from = Arc::clone(&p.faults);
-    from.later.store(true, Ordering::Relaxed);
+    from.set_later();
     let params = p.prefill("p", 40, 16, 7);
     d.arrive("d", 40, &params, 7);
     d.admit("d", 0);
@@ -117,7 +127,7 @@ fn nothing_is_read_before_it_is_in_the_hosts_buffer() {
         d.seats[0].worker.wait_for_report(Duration::from_millis(10));
     }
     assert!(d.received.is_empty() && d.failed.is_empty());
-    assert_eq!(from.end(&p.seats[0].worker), 3);
+    assert_eq!(from.end(&p.seats[0]), 3);
     until(&mut p, &mut d, "received", |_, d| d.received.contains_key("d"));
     d.decoded("d", 39);
     both_idle(&mut p, &mut d);
@@ -159,7 +169,7 @@ fn a_failed_copy_from_the_host_is_tried_again_without_reading_again() {
 #[test]
 fn blocks_are_not_free_while_they_are_copied_into() {
     let (mut p, mut d) = pair(&Shape::new(1, 1, 16), &hosted(16));
-    d.faults.later.store(true, Ordering::Relaxed);
+    d.faults.set_later();
     let params = p.prefill("p", 40, 40, 7);
     d.arrive("d", 40, &params, 7);
     d.admit("d", 0);
@@ -170,6 +180,6 @@ fn blocks_are_not_free_while_they_are_copied_into() {
         d.step();
     }
     assert!(d.held.contains_key("d"));
-    assert_eq!(faults.end(&d.seats[0].worker), 1);
+    assert_eq!(faults.end(&d.seats[0]), 1);
     both_idle(&mut p, &mut d);
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvx_connector::Policy;
 use kvx_connector::control::{Key, Security};
+use kvx_connector::protocol::LeaseName;
 use kvx_connector::scheduler::{
     FinishStatus, Finished, Finishing, LoadFailed, Request, RequestId, Scheduled, SchedulerConfig,
     SchedulerConnector, StepMetadata, Updates, WorkerReport,
@@ -132,6 +133,8 @@ pub(crate) struct Live {
     pub(crate) tables: Vec<Table>,
     /// Whose cache it is.
     pub(crate) seed: u64,
+    /// Whether all of it is in the blocks.
+    pub(crate) whole: bool,
 }
 
 impl Live {
@@ -148,6 +151,13 @@ pub(crate) fn for_decode() -> Value {
     json!({"do_remote_decode": true})
 }
 
+/// Leases and loads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Ends {
+    leases: BTreeSet<LeaseName>,
+    loads: BTreeSet<u64>,
+}
+
 /// An engine.
 pub(crate) struct Engine {
     pub(crate) c: SchedulerConnector,
@@ -155,7 +165,10 @@ pub(crate) struct Engine {
     pub(crate) free: Vec<BTreeSet<u32>>,
     pub(crate) live: BTreeMap<String, Live>,
     /// Blocks of requests that are gone, until the connector says that they are free.
-    pub(crate) held: BTreeMap<String, Vec<Table>>,
+    pub(crate) held: BTreeMap<String, Live>,
+    /// What the workers were told to grant and to load, and the ends that each rank has reported.
+    told: Ends,
+    ends: Vec<Ends>,
     pub(crate) received: BTreeMap<String, u64>,
     pub(crate) failed: BTreeMap<String, LoadFailed>,
     pub(crate) faults: Arc<Faults>,
@@ -192,10 +205,12 @@ impl Engine {
         let free = groups.iter().map(|group| (1..group.blocks).collect()).collect();
         Self {
             c,
+            ends: seats.iter().map(|_| Ends::default()).collect(),
             seats,
             free,
             live: BTreeMap::new(),
             held: BTreeMap::new(),
+            told: Ends::default(),
             received: BTreeMap::new(),
             failed: BTreeMap::new(),
             faults: Arc::clone(&shape.faults),
@@ -219,7 +234,7 @@ impl Engine {
     }
 
     pub(crate) fn deliver(&mut self, step: &StepMetadata) {
-        let bytes = step.encode().unwrap();
+        let bytes = self.tells(step);
         for seat in &self.seats {
             seat.worker.start_load(&bytes).unwrap();
             seat.worker.wait_for_layer(0);
@@ -229,11 +244,29 @@ impl Engine {
         self.collect();
     }
 
+    /// A step as bytes, whose ends are to be reported.
+    pub(crate) fn tells(&mut self, step: &StepMetadata) -> Vec<u8> {
+        self.told.leases.extend(step.grants.iter().map(|grant| grant.lease));
+        self.told.loads.extend(step.loads.iter().map(|load| load.attempt));
+        step.encode().unwrap()
+    }
+
     /// Takes the workers' reports.
     pub(crate) fn collect(&mut self) {
         for rank in 0..self.seats.len() {
             let report = self.seats[rank].worker.take_report().encode().unwrap();
             let report = WorkerReport::decode(&report).unwrap();
+            let ends = &mut self.ends[rank];
+            for end in &report.ended {
+                assert!(ends.leases.insert(end.lease), "{} ends twice at rank {rank}", end.lease);
+            }
+            for end in &report.loads {
+                assert!(
+                    ends.loads.insert(end.attempt),
+                    "{} ends twice at rank {rank}",
+                    end.attempt
+                );
+            }
             let rank = u16::try_from(rank).unwrap();
             let updates = self.c.update(rank, &report, self.now()).unwrap();
             self.act(updates);
@@ -242,8 +275,12 @@ impl Engine {
 
     fn act(&mut self, updates: Updates) {
         for name in updates.sent.into_iter().chain(updates.drained) {
-            let tables = self.held.remove(name.as_str());
-            self.put_back(&tables.unwrap_or_else(|| panic!("{name} is freed, and was not held")));
+            let live = self.held.remove(name.as_str());
+            let live = live.unwrap_or_else(|| panic!("{name} is freed, and was not held"));
+            if live.whole {
+                assert_eq!(self.wrong(&live, &(0..live.prompt)), 0, "{name} was written over");
+            }
+            self.put_back(&live.tables);
         }
         for received in updates.received {
             let before = self.received.insert(received.request.to_string(), received.computed);
@@ -285,7 +322,7 @@ impl Engine {
     pub(crate) fn prefill(&mut self, name: &str, prompt: u64, chunk: u64, seed: u64) -> Value {
         let params = for_decode();
         let tables = self.take(prompt);
-        let live = Live { id: id(name), prompt, params, tables, seed };
+        let live = Live { id: id(name), prompt, params, tables, seed, whole: true };
         self.c.on_new_request(&live.request()).unwrap();
         assert_eq!(self.c.matched_tokens(&live.request(), 0).unwrap().tokens(), Some(0));
         let tables: Vec<BlockTable<'_>> = live.tables.iter().map(Table::as_plan).collect();
@@ -325,7 +362,8 @@ impl Engine {
     /// A request comes whose cache is elsewhere.
     pub(crate) fn arrive(&mut self, name: &str, prompt: u64, params: &Value, seed: u64) {
         let params = params.clone();
-        let live = Live { id: id(name), prompt, params, tables: Vec::new(), seed };
+        let tables = Vec::new();
+        let live = Live { id: id(name), prompt, params, tables, seed, whole: false };
         self.c.on_new_request(&live.request()).unwrap();
         self.live.insert(name.into(), live);
     }
@@ -355,7 +393,7 @@ impl Engine {
         let finishing = Finishing { status, tokens, blocks: &tables };
         let finished = self.c.request_finished(&live.request(), &finishing).unwrap();
         if finished.hold {
-            assert!(self.held.insert(name.into(), live.tables).is_none());
+            assert!(self.held.insert(name.into(), live).is_none());
         } else {
             self.put_back(&live.tables);
         }
@@ -383,6 +421,9 @@ impl Engine {
         self.collect();
         assert!(self.c.tables().is_empty(), "{:?}", self.c.tables());
         assert!(self.held.is_empty() && self.live.is_empty());
+        for (rank, ends) in self.ends.iter().enumerate() {
+            assert_eq!(*ends, self.told, "rank {rank}: not one end of each");
+        }
         for (group, free) in self.seats[0].layout.groups().iter().zip(&self.free) {
             assert_eq!(free.len(), group.blocks as usize - 1);
         }

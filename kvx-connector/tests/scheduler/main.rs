@@ -2,12 +2,21 @@
 //! engines of different shapes, over a real control channel and shared memory. Nothing passes between a scheduler and a worker but
 //! bytes.
 #![cfg(feature = "shm")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests"
+)]
 
 mod bytes;
 mod ends;
 mod host;
 mod hybrid;
 mod kit;
+mod process;
+mod random;
+mod retries;
 mod shapes;
 mod steps;

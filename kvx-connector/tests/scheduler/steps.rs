@@ -77,6 +77,7 @@ fn what_was_not_set_up_is_said() {
         params: crate::kit::for_decode(),
         tables: p.take(16),
         seed: 1,
+        whole: false,
     };
     p.c.on_new_request(&live.request()).unwrap();
     let tables: Vec<_> = live.tables.iter().map(kvx_connector::ticket::Table::as_plan).collect();
@@ -121,7 +122,8 @@ fn loads_within_a_step_are_waited_for() {
     assert!(d.seats[0].worker.wait_until_loaded(Duration::ZERO), "nothing is under way");
     d.admit("d", 0);
     let step = d.c.build_step(&[], d.now()).unwrap();
-    d.seats[0].worker.start_load(&step.encode().unwrap()).unwrap();
+    let step = d.tells(&step);
+    d.seats[0].worker.start_load(&step).unwrap();
     assert!(d.seats[0].worker.wait_until_loaded(crate::kit::PATIENCE));
     let live = d.live["d"].clone();
     assert_eq!(d.wrong(&live, &(0..20)), 0);
@@ -143,7 +145,8 @@ fn an_idle_engine_is_woken_by_what_finishes() {
     d.arrive("d", 20, &params, 1);
     d.admit("d", 0);
     let step = d.c.build_step(&[], d.now()).unwrap();
-    d.seats[0].worker.start_load(&step.encode().unwrap()).unwrap();
+    let step = d.tells(&step);
+    d.seats[0].worker.start_load(&step).unwrap();
     assert!(d.seats[0].worker.wait_for_report(crate::kit::PATIENCE));
     assert!(p.seats[0].worker.wait_for_report(crate::kit::PATIENCE));
     d.collect();

@@ -297,8 +297,14 @@ impl Book {
         rank: &mut Rank<C>,
     ) {
         let Release { attempt: number, source } = release;
-        if self.attempts.contains_key(&number) {
-            return self.abort(number, now, rank);
+        // One that is kept goes by the number of the attempt that failed, where another was to follow.
+        let of_lease = |(_, attempt): &(&u64, &Attempt)| attempt.source.lease == source.lease;
+        let held = match self.attempts.contains_key(&number) {
+            true => Some(number),
+            false => self.attempts.iter().find(of_lease).map(|(held, _)| *held),
+        };
+        if let Some(held) = held {
+            return self.abort(held, now, rank);
         }
         // Of one that ended here, the lease is confirmed or released.
         if self.recent.get(number).is_none() {
