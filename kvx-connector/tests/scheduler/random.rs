@@ -3,14 +3,15 @@
 //!
 //! `KVX_SEED=N` runs one seed, `KVX_SEEDS=N` that many.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use kvx_connector::control::Key;
 use kvx_connector::scheduler::{FinishStatus, Matched, SchedulerConfig, SchedulerStats};
 use kvx_core::layout::{Dtype, ModelGeometry, NamedLayout};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::kit::{Engine, Shape, both_idle, until};
 
@@ -92,7 +93,7 @@ impl World {
             5..=6 => self.admit(at),
             7 => self.abort_waiting(at),
             8 => self.abort_loading(at),
-            9 => self.abort_published(at),
+            9 if self.rng.random_bool(0.4) => self.abort_published(at),
             _ => {}
         }
         for at in 0..2 {
@@ -145,7 +146,12 @@ impl World {
             _ => 0,
         };
         if self.engines[at].admit(&name, prefix) > 0 {
-            self.loading[at].insert(name, prefix);
+            self.loading[at].insert(name.clone(), prefix);
+            if self.rng.random_bool(0.4) {
+                // Most loads are over before anything else is picked.
+                self.engines[at].step();
+                self.abort_load(at, &name);
+            }
         } else {
             self.engines[at].finish(&name, FinishStatus::Stopped);
         }
@@ -161,24 +167,28 @@ impl World {
     fn abort_loading(&mut self, at: usize) {
         let Some(which) = self.pick(self.loading[at].len()) else { return };
         let name = self.loading[at].keys().nth(which).unwrap().clone();
-        self.loading[at].remove(&name);
+        self.abort_load(at, &name);
+    }
+
+    fn abort_load(&mut self, at: usize, name: &str) {
+        self.loading[at].remove(name);
         let engine = &mut self.engines[at];
-        engine.received.remove(&name);
-        engine.failed.remove(&name);
+        engine.received.remove(name);
+        engine.failed.remove(name);
         if self.rng.random_bool(0.5) {
-            engine.finish(&name, FinishStatus::Aborted);
+            engine.finish(name, FinishStatus::Aborted);
             return;
         }
-        let live = engine.live[&name].clone();
+        let live = engine.live[name].clone();
         match engine.c.preempted(&live.id) {
-            true => assert!(engine.held.insert(name.clone(), live.clone()).is_none()),
+            true => assert!(engine.held.insert(name.into(), live.clone()).is_none()),
             false => engine.put_back(&live.tables),
         }
-        engine.live.get_mut(&name).unwrap().tables.clear();
+        engine.live.get_mut(name).unwrap().tables.clear();
         // It comes again, to compute itself what it cannot load twice.
         let matched = engine.c.matched_tokens(&live.request(), 0).unwrap();
         assert_eq!(matched, Matched::NONE);
-        let finished = engine.live.remove(&name).unwrap();
+        let finished = engine.live.remove(name).unwrap();
         let finishing = kvx_connector::scheduler::Finishing {
             status: FinishStatus::Stopped,
             tokens: 0,
@@ -186,7 +196,7 @@ impl World {
         };
         // What it had before the preemption is held until it is drained.
         let hold = engine.c.request_finished(&finished.request(), &finishing).unwrap().hold;
-        assert_eq!(hold, engine.held.contains_key(&name));
+        assert_eq!(hold, engine.held.contains_key(name));
     }
 
     /// The producer's router gives a request up.
