@@ -78,6 +78,22 @@ fn aborted_after_it_was_loaded() {
     assert_eq!((d.c.stats().received, d.c.stats().aborted), (1, 0));
 }
 
+/// Known failure 33 (vllm#26896): all of a prompt is elsewhere: one token is left to compute, with blocks that are full and with one
+/// that is not.
+#[test]
+fn of_a_prompt_that_is_elsewhere_one_token_is_computed() {
+    for prompt in [48, 40] {
+        let (mut p, mut d) = pair(&small(), &small());
+        let params = p.prefill("p", prompt, prompt, 9);
+        d.arrive("d", prompt, &params, 9);
+        assert_eq!(d.admit("d", 0), prompt);
+        until(&mut p, &mut d, "received", |_, d| d.received.contains_key("d"));
+        assert_eq!(prompt - d.received["d"], 1);
+        d.decoded("d", prompt - 1);
+        both_idle(&mut p, &mut d);
+    }
+}
+
 /// Known failures 60 and 63 (sglang#6857, vllm PR#18631): preempted while it loads, and again admitted: it computes all itself, and what
 /// was under way is over before its blocks are used again.
 #[test]

@@ -266,7 +266,7 @@ impl World {
 #[test]
 fn whatever_happens_each_lease_and_load_ends_once_and_no_byte_is_wrong() {
     let one = std::env::var("KVX_SEED").ok().map(|seed| seed.parse::<u64>().unwrap());
-    let count = std::env::var("KVX_SEEDS").ok().map_or(6, |count| count.parse().unwrap());
+    let count = std::env::var("KVX_SEEDS").ok().map_or(20, |count| count.parse().unwrap());
     let seeds = one.map_or(0..count, |seed| seed..seed + 1);
     let (mut received, mut aborted, mut released, mut withdrawn) = (0, 0, 0, 0);
     for seed in seeds {
