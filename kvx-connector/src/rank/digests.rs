@@ -1,10 +1,13 @@
 //! Comparing digests: between the last byte of a transfer and its report as settled, so before it is confirmed, while the lease
 //! still holds. A transfer whose digests differ has failed, and may be tried again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvx_core::id::Incarnation;
+use kvx_core::layout::RankLayout;
+use kvx_core::memory::Region;
 use kvx_core::wire::{Text, printable};
 use kvx_core::{Error, ErrorKind, Result, Retry};
 
@@ -12,13 +15,69 @@ use super::channel::Channel;
 use super::fetch::{Fetch, borrowed};
 use super::frame::{self, Digests, MAX_WHY};
 use super::{Flying, Rank, Todo};
-use crate::integrity::{Answer, Digest, Extent, Question, digest, rows};
+use crate::integrity::{Answer, Digest, Extent, Question, Rows, digest, rows};
 use crate::protocol::{Access, LeaseName, Part, Reader, RequestNumber, TransferNumber, user};
+use crate::ticket::Table;
 
 /// Transfers that have settled and whose digests are not compared yet. None waits for longer than [`PATIENCE`].
 #[derive(Debug, Default)]
 pub(super) struct Comparing {
     list: BTreeMap<TransferNumber, Waiting>,
+    /// Whether somebody else computes digests: whoever takes the [`jobs`](Self::jobs).
+    elsewhere: bool,
+    jobs: VecDeque<DigestJob>,
+    /// Digests that are being computed, by the number of their job.
+    computing: BTreeMap<u64, Computing>,
+    next_job: u64,
+    layout: Option<Arc<RankLayout>>,
+}
+
+/// What a digest is for.
+#[derive(Debug)]
+enum Computing {
+    /// To be compared with that of a peer, who is asked for it next.
+    Here {
+        transfer: TransferNumber,
+        request: RequestNumber,
+        peer: Incarnation,
+        ask: Digests,
+        grain: u64,
+    },
+    /// For a peer that has asked.
+    There { transfer: u64, lease: LeaseName, reader: Reader, peer: Incarnation },
+}
+
+/// Most digests that are computed for peers at one time. Who asks for more gets no answer, and asks once more, in time.
+const MAX_ASKED: usize = 1024;
+
+/// Digests of some rows of this rank's memory, to be computed by whoever has the time.
+#[derive(Debug)]
+pub struct DigestJob {
+    number: u64,
+    layout: Arc<RankLayout>,
+    regions: Vec<Region>,
+    tables: Vec<Table>,
+    rows: Vec<Rows>,
+    grain: u64,
+}
+
+impl DigestJob {
+    /// Its number, for [`Rank::digested`].
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Computes them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`digest`].
+    pub fn run(&self) -> Result<BTreeMap<u64, Digest>> {
+        let tables = borrowed(&self.tables);
+        let extent = Extent { layout: &self.layout, regions: &self.regions, tables: &tables };
+        digest(extent, &self.rows, self.grain)
+    }
 }
 
 /// How long an answer is waited for.
@@ -42,6 +101,10 @@ fn why(error: &Error) -> Text<MAX_WHY> {
     Text::new(text).unwrap_or_default()
 }
 
+fn over(lease: LeaseName) -> Error {
+    Error::peer("digests", "the lease is over").with_context("lease", lease)
+}
+
 impl<C: Channel> Rank<C> {
     /// Asks the other side for its digests of what has arrived.
     pub(super) fn compare(
@@ -56,9 +119,76 @@ impl<C: Channel> Rank<C> {
         }
     }
 
+    /// Leaves computing digests to whoever calls [`next_digest`](Self::next_digest) after each step. Otherwise it is done within
+    /// steps.
+    pub fn digest_elsewhere(&mut self) {
+        self.comparing.elsewhere = true;
+    }
+
+    /// The next digests to be computed.
+    pub fn next_digest(&mut self) -> Option<DigestJob> {
+        self.comparing.jobs.pop_front()
+    }
+
+    /// Digests are computed.
+    pub fn digested(&mut self, number: u64, result: Result<BTreeMap<u64, Digest>>) {
+        match self.comparing.computing.remove(&number) {
+            Some(Computing::Here { transfer, request, peer, ask, grain }) => match result {
+                Ok(here) => {
+                    let until = self.now + PATIENCE;
+                    let waiting = Waiting { request, until, peer, here, grain };
+                    self.comparing.list.insert(transfer, waiting);
+                    self.send(peer, frame::digests(&ask), false);
+                }
+                Err(error) => self.differs(transfer, request, error),
+            },
+            Some(Computing::There { transfer, lease, reader, peer }) => {
+                let held = self.grants.contains_key(&lease);
+                let result = if held { result } else { Err(over(lease)) };
+                self.tell_digests(peer, (lease, reader, transfer), result);
+            }
+            // It was given up meanwhile.
+            None => {}
+        }
+    }
+
+    fn tell_digests(
+        &mut self,
+        peer: Incarnation,
+        (lease, reader, transfer): (LeaseName, Reader, u64),
+        result: Result<BTreeMap<u64, Digest>>,
+    ) {
+        let answer = result.map(|buckets| Answer { buckets }).map_err(|error| why(&error));
+        let tell = Digests::Tell { lease, reader, transfer, answer };
+        self.send(peer, frame::digests(&tell), false);
+    }
+
+    /// Computes digests, or has them computed.
+    fn compute(&mut self, what: Computing, tables: Vec<Table>, rows: Vec<Rows>, grain: u64) {
+        let comparing = &mut self.comparing;
+        let layout = comparing.layout.get_or_insert_with(|| Arc::new(self.layout.clone()));
+        let (layout, regions) = (Arc::clone(layout), self.regions.clone());
+        comparing.next_job += 1;
+        let number = comparing.next_job;
+        let job = DigestJob { number, layout, regions, tables, rows, grain };
+        comparing.computing.insert(number, what);
+        if comparing.elsewhere {
+            comparing.jobs.push_back(job);
+        } else {
+            self.digested(number, job.run());
+        }
+    }
+
     /// A transfer is given up: nobody waits for its digests any more.
     pub(super) fn cancel_compare(&mut self, transfer: TransferNumber) {
-        if self.comparing.list.remove(&transfer).is_some() {
+        let comparing = &mut self.comparing;
+        let of = |what: &Computing| matches!(what, Computing::Here { transfer: it, .. } if *it == transfer);
+        let job = comparing.computing.iter().find(|(_, what)| of(what)).map(|(number, _)| *number);
+        if let Some(number) = job {
+            comparing.computing.remove(&number);
+            comparing.jobs.retain(|job| job.number != number);
+        }
+        if comparing.list.remove(&transfer).is_some() || job.is_some() {
             self.compared(transfer, user::Outcome::Cancelled);
         }
     }
@@ -123,18 +253,14 @@ impl<C: Channel> Rank<C> {
         }
         let grain = self.layout.groups().iter().map(|group| group.block_tokens).max();
         let grain = u64::from(grain.unwrap_or(1));
-        let tables = borrowed(&order.ours);
-        let extent = Extent { layout: &self.layout, regions: &self.regions, tables: &tables };
-        let here = digest(extent, &rows, grain)?;
+        let tables = order.ours.clone();
         let rank = u16::try_from(self.place.rank).unwrap_or(u16::MAX);
         let reader = Reader { attempt: order.attempt, rank };
         let (lease, peer) = (order.lease, link.incarnation);
-        let question = Question { rows, grain };
+        let question = Question { rows: rows.clone(), grain };
         let ask = Digests::Ask { lease, reader, transfer: transfer.0, question };
-        self.comparing
-            .list
-            .insert(transfer, Waiting { request, until: self.now + PATIENCE, peer, here, grain });
-        self.send(peer, frame::digests(&ask), false);
+        let what = Computing::Here { transfer, request, peer, ask, grain };
+        self.compute(what, tables, rows, grain);
         Ok(true)
     }
 
@@ -142,9 +268,16 @@ impl<C: Channel> Rank<C> {
     pub(super) fn digests(&mut self, peer: Incarnation, message: Digests) {
         match message {
             Digests::Ask { lease, reader, transfer, question } => {
-                let answer = self.answer(lease, &question).map_err(|error| why(&error));
-                let tell = Digests::Tell { lease, reader, transfer, answer };
-                self.send(peer, frame::digests(&tell), false);
+                let Some(grant) = self.grants.get(&lease) else {
+                    return self.tell_digests(peer, (lease, reader, transfer), Err(over(lease)));
+                };
+                let tables = grant.order.tables.clone();
+                let there = |what: &&Computing| matches!(what, Computing::There { .. });
+                if self.comparing.computing.values().filter(there).count() >= MAX_ASKED {
+                    return tracing::warn!(%peer, "too many digests are asked for");
+                }
+                let what = Computing::There { transfer, lease, reader, peer };
+                self.compute(what, tables, question.rows, question.grain);
             }
             Digests::Tell { transfer, answer, .. } => {
                 let transfer = TransferNumber(transfer);
@@ -158,16 +291,6 @@ impl<C: Channel> Rank<C> {
                 }
             }
         }
-    }
-
-    /// This side's digests, where it has the lease and the rows.
-    fn answer(&self, lease: LeaseName, question: &Question) -> Result<Answer> {
-        let Some(grant) = self.grants.get(&lease) else {
-            return Err(Error::peer("digests", "the lease is over").with_context("lease", lease));
-        };
-        let tables = borrowed(&grant.order.tables);
-        let extent = Extent { layout: &self.layout, regions: &self.regions, tables: &tables };
-        Ok(Answer { buckets: digest(extent, &question.rows, question.grain)? })
     }
 
     fn judge(

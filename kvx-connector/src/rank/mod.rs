@@ -65,6 +65,7 @@ mod turn;
 mod watch;
 
 pub use channel::{Channel, ChannelEvent};
+pub use digests::DigestJob;
 pub use orders::{
     FetchOptions, FetchOrder, FetchReport, FillOrder, GrantOrder, RankEvent, StageOf,
 };

@@ -2,7 +2,8 @@
 //!
 //! A [`Worker`] runs a [`Rank`] on one named thread (`kvx-rank`), which sleeps on the descriptors of the control channel and of
 //! the backends until something happens or is due. Calls into it may come from any thread; none waits for the network or for a
-//! peer. What can be done at once is done by the calling thread.
+//! peer. What can be done at once is done by the calling thread. Where digests are compared, a second thread (`kvx-digest`) computes
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,6 +32,7 @@ use crate::rank::{
 
 mod channel;
 pub mod connector;
+mod digests;
 mod glance;
 mod news;
 
@@ -39,6 +41,7 @@ pub use connector::{WorkerConnector, WorkerSetup};
 pub use glance::Glance;
 
 use connector::Book;
+use digests::Digester;
 use news::News;
 
 /// How long the thread sleeps at most, so that a wake-up that was lost costs little.
@@ -73,6 +76,7 @@ struct Inside {
     /// What a scheduler has said, where there is one.
     book: Option<Book>,
     news: Arc<News>,
+    digester: Option<Digester>,
     /// What nobody here waits for.
     others: Vec<RankEvent>,
 }
@@ -132,7 +136,8 @@ impl Worker {
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|error| {
             resources("no descriptor to wake the rank's thread with")(error.into())
         })?;
-        let rank = Rank::new(setup, ControlChannel::new(control))?;
+        let mut rank = Rank::new(setup, ControlChannel::new(control))?;
+        rank.digest_elsewhere();
         let duplicate = |fd: std::os::fd::BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(resources("a descriptor cannot be duplicated"))
         };
@@ -152,6 +157,7 @@ impl Worker {
             stages: None,
             book,
             news: Arc::clone(&news),
+            digester: None,
             others: Vec::new(),
         };
         let shared = Arc::new(Shared {
@@ -161,6 +167,7 @@ impl Worker {
             stop: AtomicBool::new(false),
             news,
         });
+        shared.lock().digester = Some(Digester::new(Arc::downgrade(&shared)));
         let thread = {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new()
@@ -286,6 +293,10 @@ impl Drop for Worker {
         {
             tracing::error!("the thread of a rank has panicked");
         }
+        let digests = self.shared.lock().digester.take();
+        if let Some(running) = digests.and_then(|mut digester| digester.take()) {
+            running.end();
+        }
     }
 }
 
@@ -399,9 +410,23 @@ impl Inside {
         loop {
             let due = self.rank.step(now).unwrap_or(Duration::MAX).min(now + LONGEST_SLEEP);
             self.dispatch(now, told);
+            self.give_digests();
             // A stage may have been over at once.
             if !self.rank.has_orders() {
                 return due;
+            }
+        }
+    }
+
+    /// Has digests computed, here where nobody else can.
+    fn give_digests(&mut self) {
+        while let Some(job) = self.rank.next_digest() {
+            let given = match &mut self.digester {
+                Some(digester) => digester.give(job),
+                None => Err(job),
+            };
+            if let Err(job) = given {
+                self.rank.digested(job.number(), job.run());
             }
         }
     }

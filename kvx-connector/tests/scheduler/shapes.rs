@@ -71,6 +71,23 @@ fn digests_are_compared_where_that_is_asked_for() {
         assert!(counts.digests_equal > 0 && counts.digests_differing == 0);
     }
     both_idle(&mut p, &mut d);
+    // Not by the ranks' own threads; no other test of this program compares digests.
+    assert_eq!(threads("kvx-digest"), 3);
+    drop((p, d));
+    // A thread that was joined may be listed for a moment more.
+    let begun = std::time::Instant::now();
+    while threads("kvx-digest") > 0 {
+        assert!(begun.elapsed() < crate::kit::PATIENCE);
+        std::thread::yield_now();
+    }
+}
+
+/// How many threads of this process have this name.
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    names.filter(|comm| comm.trim() == name).count()
 }
 
 /// Known failures 26, 27 and 112 (vllm PR#18495, llm-d#759, vllm#44238): many requests at once, between the same ranks.
