@@ -27,7 +27,7 @@ pub struct SchedulerConfig {
     pub produces: bool,
     /// Whether requests' caches may be had from other engines.
     pub consumes: bool,
-    /// How long a lease runs unless it is extended.
+    /// How long a lease runs unless it is extended: [`MIN_LEASE`](Self::MIN_LEASE) at least. Who holds it extends it thrice in that time.
     pub lease: Duration,
     /// How long a lease runs at most, however often it is extended, and how long one is extended before a load begins.
     pub hard: Duration,
@@ -78,6 +78,9 @@ pub enum LastToken {
 }
 
 impl SchedulerConfig {
+    /// Shortest lease: in less, heartbeats that are sent thrice in it would not come in time on a busy machine.
+    pub const MIN_LEASE: Duration = Duration::from_millis(100);
+
     /// Both roles, with vLLM's rules.
     #[must_use]
     pub fn new(
@@ -182,8 +185,9 @@ impl SchedulerConfig {
         if let Some(index) = self.groups.iter().position(|group| group.group.block_tokens == 0) {
             return refuse(format!("block_tokens of group {index} is 0"));
         }
-        if self.lease.is_zero() || self.lease > Ticket::MAX_TTL {
-            return refuse(format!("a lease of {:?}", self.lease));
+        if self.lease < Self::MIN_LEASE || self.lease > Ticket::MAX_TTL {
+            let (least, most) = (Self::MIN_LEASE, Ticket::MAX_TTL);
+            return refuse(format!("a lease of {:?}; it is {least:?} to {most:?}", self.lease));
         }
         if self.hard < self.lease || self.hard > Ticket::MAX_TTL {
             return refuse(format!(

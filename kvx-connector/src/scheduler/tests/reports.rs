@@ -204,7 +204,7 @@ fn a_config_that_cannot_be_is_refused() {
     assert!(refused(|config| config.groups = vec![config.groups[0]; 65]));
     assert!(refused(|config| config.replica = 1));
     assert!(refused(|config| config.grid.tp = 0));
-    assert!(refused(|config| config.lease = Duration::ZERO));
+    assert!(refused(|config| config.lease = Duration::from_millis(99)));
     assert!(refused(|config| config.max_requests = 0));
 }
 
