@@ -129,7 +129,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Resources`]: the operating system gives no random bytes.
+    /// [`ErrorKind::Resources`](kvx_core::ErrorKind::Resources): the operating system gives no random bytes.
     pub fn dial(local: &Arc<Local>, expected: Option<(EngineName, Address)>) -> Result<Self> {
         let mut session = Self::new(local, true);
         session.expected = expected;

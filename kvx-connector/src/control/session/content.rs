@@ -62,8 +62,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: the session is not up, or the message is too long. [`ErrorKind::Closed`]: the session has
-    /// carried all that it may.
+    /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): the session is not up, or the message is too long.
+    /// [`ErrorKind::Closed`](kvx_core::ErrorKind::Closed): the session has carried all that it may.
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
         if message.len() > self.local.max_message_bytes {
             return Err(too_long(message.len(), self.local.max_message_bytes));
