@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvx_connector::control::Key;
-use kvx_connector::protocol::{LeaseName, Reason};
+use kvx_connector::protocol::{LeaseName, Plant, Reason};
 use kvx_connector::rank::{RankEvent, RankSetup};
 use kvx_connector::ticket::{Table, Ticket};
 use kvx_connector::worker::{Fetched, Fetching, Granted};
@@ -52,6 +52,7 @@ fn engine() {
     let held = held.into_inner().unwrap();
     let mut engine = Engine::new(node, held, &setup);
     engine.serve(&orders);
+    engine.look_at(&engine.free);
     drop(engine);
     // A backend that is dropped ends without being waited for.
     let until = Instant::now() + Duration::from_secs(5);
@@ -82,7 +83,13 @@ async fn start(setup: &Setup, held: &Mutex<Vec<Arc<Held>>>) -> Node {
         held.lock().unwrap().push(Arc::clone(&one));
         one
     };
-    Node::start(&recipe, wrap, hasten).await
+    let named = |plant: &Plant| setup.plant.as_ref().is_some_and(|it| *it == format!("{plant:?}"));
+    let plant = Plant::ALL.into_iter().find(named);
+    let tune = |setup: &mut RankSetup| {
+        hasten(setup);
+        setup.plant = plant;
+    };
+    Node::start(&recipe, wrap, tune).await
 }
 
 /// Short times, so that much happens in a second.
@@ -203,11 +210,16 @@ impl Engine {
         let count = usize::try_from(blocks(tokens)).unwrap();
         let rest = self.free.len().checked_sub(count)?;
         let table = Table { first: 0, ids: self.free.split_off(rest) };
-        let runs = table.ids.iter().map(|id| spoilt(&self.node, *id)).sum();
-        if runs > 0 {
-            say(&Said::Spoilt { blocks: table.ids.clone(), runs });
-        }
+        self.look_at(&table.ids);
         Some(table)
+    }
+
+    /// Says so where somebody has written into free blocks.
+    fn look_at(&self, ids: &[u32]) {
+        let runs = ids.iter().map(|id| spoilt(&self.node, *id)).sum();
+        if runs > 0 {
+            say(&Said::Spoilt { blocks: ids.to_vec(), runs });
+        }
     }
 
     /// Blocks are free: whatever was in them is overwritten at once, and those that were free longest are taken next.

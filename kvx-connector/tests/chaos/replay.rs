@@ -12,6 +12,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use kvx_connector::protocol::Plant;
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
 
@@ -112,4 +113,26 @@ fn nor_where_packets_are_dropped() {
     let (passed, said) = filter::inside("replay::nor_where_packets_are_dropped");
     println!("{said}");
     assert!(passed);
+}
+
+/// Replays find what they look for: an engine that does not wait for the confirmation reports what is wrong as ready, and one that
+/// gives blocks back too early has them written into.
+#[test]
+fn faults_of_the_protocol_are_found() {
+    let planted = [(Plant::ClocksCompared, "ready and wrong"), (Plant::AbortUnpinsEarly, "Spoilt")];
+    std::thread::scope(|scope| {
+        for (plant, what) in planted {
+            scope.spawn(move || {
+                let mut setting = Setting::new("shm", &ALL);
+                setting.plant = Some(plant);
+                let finds = |seed: &u64| {
+                    let wrong = World::run(*seed, &setting).err();
+                    wrong.is_some_and(|wrong| wrong.contains(what))
+                };
+                let seed = (5..40).find(finds);
+                println!("{plant:?}: seed {seed:?}");
+                assert!(seed.is_some(), "{plant:?} was not found");
+            });
+        }
+    });
 }

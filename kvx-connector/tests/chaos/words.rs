@@ -18,6 +18,8 @@ pub(crate) struct Setup {
     pub(crate) advertised: Vec<String>,
     /// Every so many milliseconds what has stopped half-way goes on; 0: nothing stops.
     pub(crate) slow: u32,
+    /// A fault of the protocol, by its name.
+    pub(crate) plant: Option<String>,
 }
 
 /// What an engine is told.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use kvx_connector::protocol::Plant;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -31,13 +32,15 @@ pub(crate) struct Setting {
     pub(crate) options: Vec<(String, String)>,
     /// What goes wrong.
     pub(crate) kinds: &'static [Kind],
+    /// A fault of the protocol in all engines.
+    pub(crate) plant: Option<Plant>,
     /// Packets are dropped, and no proxies are between the engines.
     pub(crate) filtered: bool,
 }
 
 impl Setting {
     pub(crate) const fn new(backend: &'static str, kinds: &'static [Kind]) -> Self {
-        Self { backend, options: Vec::new(), kinds, filtered: false }
+        Self { backend, options: Vec::new(), kinds, plant: None, filtered: false }
     }
 }
 
@@ -133,6 +136,7 @@ impl World {
                 options: how.options.clone(),
                 listen: format!("127.0.0.{}:0", 1 + index),
                 advertised: ranks.iter().map(|proxy| proxy.address.to_string()).collect(),
+                plant: how.plant.map(|plant| format!("{plant:?}")),
                 slow: if slow && index == CONSUMER { chance.random_range(3..25) } else { 0 },
             };
             let (warm, counted, stopped) = (None, None, None);
