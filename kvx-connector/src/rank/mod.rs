@@ -41,6 +41,7 @@ use kvx_core::memory::Region;
 use kvx_core::plan::SegmentList;
 use kvx_core::port::Port;
 use kvx_core::{Error, Result};
+use tracing::Span;
 
 use crate::protocol::owner::{self, Owner};
 use crate::protocol::peers::{
@@ -203,7 +204,7 @@ struct Flying {
     request: RequestNumber,
     source: u16,
     part: Part,
-    span: tracing::Span,
+    span: Span,
 }
 
 /// Buffers for what machines say.
@@ -397,6 +398,16 @@ impl<C: Channel> Rank<C> {
     /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): a request of this number is not over, or the number is 2⁶³ or more.
     /// Nothing follows.
     pub fn fetch(&mut self, now: Duration, order: FetchOrder) -> Result<()> {
+        self.enter(now, order, Watch::asked)
+    }
+
+    /// Enters an order, under the span that `say` gives.
+    fn enter(
+        &mut self,
+        now: Duration,
+        order: FetchOrder,
+        say: impl FnOnce(&mut Watch, &FetchOrder) -> Span,
+    ) -> Result<()> {
         self.now = now.max(self.now);
         if is_ghost(order.request) {
             return Err(Error::misuse("fetch", "the numbers of requests are below 2^63"));
@@ -406,7 +417,7 @@ impl<C: Channel> Rank<C> {
                 .with_context("request", order.request.0));
         }
         let id = self.want(&order, order.deadline);
-        let span = self.watch.asked(&order);
+        let span = say(&mut self.watch, &order);
         self.fetches.insert(order.request, Fetch::new(order, id, self.now, span));
         Ok(())
     }
@@ -473,7 +484,8 @@ impl<C: Channel> Rank<C> {
     /// Those of [`fetch`](Self::fetch).
     pub fn release(&mut self, now: Duration, order: FetchOrder) -> Result<()> {
         let request = order.request;
-        self.fetch(now, FetchOrder { begin: false, ..order })?;
+        // It is no request: none is counted, and none ends.
+        self.enter(now, FetchOrder { begin: false, ..order }, |_, _| Span::none())?;
         self.release_once_routed(request);
         Ok(())
     }

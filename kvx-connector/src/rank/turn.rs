@@ -275,7 +275,9 @@ impl<C: Channel> Rank<C> {
                 after_failure: order.options.keep,
             },
         };
-        self.watch.routed(fetch, links.len());
+        if !is_ghost(request) {
+            self.watch.routed(fetch, links.len());
+        }
         fetch.stage = Stage::Asked { route, links, peers };
         self.todo.push_back(Todo::User(user::Input::Ask(ask)));
         if is_ghost(request) {
