@@ -275,25 +275,30 @@ pub(crate) fn ucx() -> Option<PathBuf> {
 
 /// A network namespace, joined to this one's by a pair of virtual interfaces. Deleted, with them, when dropped.
 #[cfg(all(feature = "ucx", target_os = "linux"))]
-struct Namespace(String);
+struct Namespace {
+    name: String,
+    /// Address of its end.
+    there: String,
+}
 
 #[cfg(all(feature = "ucx", target_os = "linux"))]
 impl Namespace {
-    const HERE: &str = "198.19.254.1";
-    const THERE: &str = "198.19.254.2";
-
     fn new() -> Result<Self, String> {
         let process = std::process::id();
         let (name, outside, inside) =
             (format!("kvxs{process}"), format!("so{process}"), format!("si{process}"));
+        // Of a range that is set aside for tests.
+        let block = process % 64 * 4;
+        let (here, there) =
+            (format!("198.19.254.{}", block + 1), format!("198.19.254.{}", block + 2));
         ip(&format!("netns add {name}"))?;
-        let made = Self(name);
-        let name = &made.0;
+        let made = Self { name, there };
+        let Self { name, there } = &made;
         ip(&format!("-n {name} link set lo up"))?;
         ip(&format!("link add {outside} type veth peer name {inside} netns {name}"))?;
-        ip(&format!("addr add {}/30 dev {outside}", Self::HERE))?;
+        ip(&format!("addr add {here}/30 dev {outside}"))?;
         ip(&format!("link set {outside} up"))?;
-        ip(&format!("-n {name} addr add {}/30 dev {inside}", Self::THERE))?;
+        ip(&format!("-n {name} addr add {there}/30 dev {inside}"))?;
         ip(&format!("-n {name} link set {inside} up"))?;
         Ok(made)
     }
@@ -303,7 +308,7 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         // There is nobody to tell if it fails.
-        let _ = ip(&format!("netns del {}", self.0));
+        let _ = ip(&format!("netns del {}", self.name));
     }
 }
 
@@ -337,11 +342,11 @@ fn two_network_namespaces_move_requests_over_ucx() {
     };
     let key = key("namespace");
     let mut program = Command::new("ip");
-    program.args(["netns", "exec", &namespace.0, env!("CARGO_BIN_EXE_kvx")]);
+    program.args(["netns", "exec", &namespace.name, env!("CARGO_BIN_EXE_kvx")]);
     program.args(["--json", "serve", "--role", "producer"]).env("KVX_UCX_LIB", &library);
     program.env_remove("KVX_BACKEND").env_remove("KVX_BACKEND_OPTIONS");
     let arguments = format!("{SMALL} --once --tp 2");
-    let producer = Producer::run(program, Namespace::THERE, &key, &arguments);
+    let producer = Producer::run(program, &namespace.there, &key, &arguments);
     let arguments = format!("--json {} {SMALL} --shape block=32 --requests 5 --tokens 300", {
         consumer(&producer.address, &key, "")
     });
