@@ -29,7 +29,9 @@ impl World {
     ) -> Verdict<Expected> {
         let mut expected = Expected::default();
         let life = self.owner_engine;
-        self.owners[seat].early.retain(|_, (until, _)| *until > now);
+        let owner = &mut self.owners[seat];
+        let expected_leases = &owner.expected;
+        owner.early.retain(|name, (until, _)| *until > now || expected_leases.contains(name));
         let early_for = self.setting.owner.early_for;
         match input {
             owner::Input::Grant(grant) => {
@@ -38,6 +40,7 @@ impl World {
                 let mut spec = Spec::new(grant.access, now, grant.ttl, grant.hard);
                 spec.cause = (grant.total == Some(0)).then_some(Reason::Empty);
                 let owner = &mut self.owners[seat];
+                owner.expected.remove(&name);
                 for (peer, message) in owner.early.remove(&name).map_or_else(Vec::new, |it| it.1) {
                     if spec.cause.is_none() {
                         spec.hear(now, peer, &message);
@@ -66,7 +69,9 @@ impl World {
                 }
             }
             owner::Input::Withdraw { lease, why } => {
-                if let Some(spec) = self.owners[seat].specs.get_mut(lease) {
+                let owner = &mut self.owners[seat];
+                owner.expected.remove(lease);
+                if let Some(spec) = owner.specs.get_mut(lease) {
                     spec.cause.get_or_insert(*why);
                 }
             }
@@ -109,7 +114,13 @@ impl World {
                 let specs = self.owners[seat].specs.values_mut();
                 specs.filter(|it| it.access == Access::Write).for_each(|it| it.quiet(*peer));
             }
-            owner::Input::Expect { .. } | owner::Input::Tick => {}
+            owner::Input::Expect { lease, .. } => {
+                let owner = &mut self.owners[seat];
+                if lease.owner == life && !owner.specs.contains_key(lease) {
+                    owner.expected.insert(*lease);
+                }
+            }
+            owner::Input::Tick => {}
         }
         Ok(expected)
     }

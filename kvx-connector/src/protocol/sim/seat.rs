@@ -64,6 +64,8 @@ pub(super) struct OwnerSeat {
     pub(super) machine: Owner,
     pub(super) specs: BTreeMap<LeaseName, Spec>,
     pub(super) early: BTreeMap<LeaseName, (Duration, Vec<(Incarnation, ToOwner)>)>,
+    /// Leases that will be granted: what is said of them before waits for as long as that takes.
+    pub(super) expected: BTreeSet<LeaseName>,
     /// Of which lease, part, and which stage.
     pub(super) stages: BTreeMap<StageNumber, (LeaseName, u32, u8)>,
 }

@@ -64,6 +64,7 @@ impl World {
             owner.machine = machine;
             owner.specs.clear();
             owner.early.clear();
+            owner.expected.clear();
             owner.stages.clear();
             self.report.died += 1;
             for user in 0..self.users.len() {

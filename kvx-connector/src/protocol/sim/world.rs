@@ -1,6 +1,6 @@
 //! The world: what happens when, and to whom.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvx_core::id::Incarnation;
 use kvx_core::wire;
@@ -123,6 +123,7 @@ impl World {
                 machine,
                 specs: BTreeMap::new(),
                 early: BTreeMap::new(),
+                expected: BTreeSet::new(),
                 stages: BTreeMap::new(),
             });
         }
@@ -216,6 +217,13 @@ impl World {
                     if process.stopped_until > self.now {
                         let at = process.stopped_until;
                         self.exactly(at, Event::Owner(seat, life, input));
+                        return Ok(());
+                    }
+                    // What an engine says of one lease it says in order.
+                    if let owner::Input::Withdraw { lease, .. } = &input
+                        && !self.owners[seat].specs.contains_key(lease)
+                    {
+                        self.after(2_000, Event::Owner(seat, life, input));
                         return Ok(());
                     }
                     return self.tell_owner(seat, input);
