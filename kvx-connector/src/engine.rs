@@ -15,7 +15,7 @@ use kvx_core::backend::TransferBackend;
 use kvx_core::card::{Address, EngineName};
 use kvx_core::facts::Facts;
 use kvx_core::id::Incarnation;
-use kvx_core::layout::RankLayout;
+use kvx_core::layout::{CacheGroup, GroupKind, RankLayout};
 use kvx_core::memory::Region;
 use kvx_core::{Error, Result};
 
@@ -119,10 +119,11 @@ impl Engine {
     /// # Errors
     ///
     /// Those of [`Control::start`], [`Control::listen`] and [`Worker::start`];
-    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config) without ranks.
+    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config): no ranks, or not all of one replica's, in order.
     pub fn start(setup: EngineSetup) -> Result<Self> {
         let life = Incarnation::random()?;
         let layouts: Vec<RankLayout> = setup.ranks.iter().map(|rank| rank.layout.clone()).collect();
+        check_replica(&layouts)?;
         let mut workers: Vec<Worker> = Vec::new();
         let mut cards = None;
         for rank in setup.ranks {
@@ -202,7 +203,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): not one table per cache group.
+    /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): not one table per cache group, or one that ends before the tokens do.
+    /// Blocks behind the tokens are left out.
     pub fn publish(
         &self,
         key: TransferKey,
@@ -235,6 +237,11 @@ impl Engine {
                 .with_context("groups", groups.len())
                 .with_context("tables", tables.len()));
         }
+        let tables = groups
+            .iter()
+            .zip(tables)
+            .map(|(group, table)| held(group, table, tokens))
+            .collect::<Result<Vec<Table>>>()?;
         let number = self.leases.fetch_add(1, Ordering::Relaxed);
         let lease = LeaseName { owner: self.life, number, epoch: 0 };
         let part = Part { number: 0, group: None, layers: 0..u32::MAX, tokens: 0..tokens };
@@ -246,7 +253,7 @@ impl Engine {
             lease,
             key: key.clone(),
             access,
-            tables: tables.to_vec(),
+            tables: tables.clone(),
             ttl: self.ttl,
             hard: self.hard,
             parts,
@@ -254,12 +261,13 @@ impl Engine {
             stages: 0,
         };
         let granted = self.workers.iter().map(|worker| worker.grant(order.clone())).collect();
-        let group = |(group, table): (&kvx_core::layout::CacheGroup, &Table)| TicketGroup {
+        let group = |(group, table): (&CacheGroup, &Table)| TicketGroup {
             kind: group.kind,
             block_tokens: group.block_tokens,
             table: table.clone(),
         };
         let ticket = Ticket {
+            access,
             key,
             engine: self.name.clone(),
             cards: self.cards.clone(),
@@ -269,7 +277,7 @@ impl Engine {
             ttl: self.ttl,
             tokens,
             parts: Parts::Whole,
-            groups: groups.iter().zip(tables).map(group).collect(),
+            groups: groups.iter().zip(&tables).map(group).collect(),
         };
         Ok(Published { engine: self, ticket, granted })
     }
@@ -277,10 +285,12 @@ impl Engine {
     /// Reads tokens `range` of what `ticket` leases into blocks of this engine's, one table per cache group. It must be awaited
     /// before the blocks are used, or used for something else: also when it is no longer wanted ([`Fetch::abort`]).
     ///
+    /// A ticket is for one fetch: one that fails gives the lease back, and what comes with the same ticket later finds it over.
+    ///
     /// # Errors
     ///
     /// Those of [`Worker::fetch`], and [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): the range is not inside of what is
-    /// leased.
+    /// leased; not one table per cache group; the ticket is one to write into.
     pub fn fetch(&self, ticket: &Ticket, range: Range<u64>, tables: &[Table]) -> Result<Fetch> {
         self.transfer(Access::Read, ticket, range, tables)
     }
@@ -309,6 +319,21 @@ impl Engine {
         range: Range<u64>,
         tables: &[Table],
     ) -> Result<Fetch> {
+        if ticket.access != access {
+            let (does, with) = match access {
+                Access::Read => ("it is leased to be written", "store"),
+                Access::Write => ("it is leased to be read", "fetch"),
+            };
+            return Err(Error::misuse("fetch", does)
+                .with_context("lease", ticket.lease)
+                .with_remedy(format!("use Engine::{with} with this ticket")));
+        }
+        let groups = self.layouts.first().map_or(0, |layout| layout.groups().len());
+        if tables.len() != groups {
+            return Err(Error::misuse("fetch", "there must be one block table per cache group")
+                .with_context("groups", groups)
+                .with_context("tables", tables.len()));
+        }
         if range.start > range.end || range.end > ticket.tokens {
             return Err(Error::misuse("fetch", "the range is not inside of what is leased")
                 .with_context("range", format!("{range:?}"))
@@ -366,6 +391,52 @@ impl EngineGlance {
         let ranks = self.ranks.iter().filter_map(Glance::status).collect();
         EngineStatus::new(self.name.to_string(), self.cards.to_string(), ranks)
     }
+}
+
+/// The part of a table that holds a request's tokens.
+fn held(group: &CacheGroup, table: &Table, tokens: u64) -> Result<Table> {
+    if group.kind == GroupKind::State || tokens == 0 {
+        return Ok(table.clone());
+    }
+    let wanted = tokens.div_ceil(group.block_tokens.into()).saturating_sub(table.first);
+    let count = usize::try_from(wanted).unwrap_or(usize::MAX);
+    match table.ids.get(..count) {
+        Some(ids) => Ok(Table { first: table.first, ids: ids.to_vec() }),
+        None => Err(Error::misuse("publish", "the block table ends before the tokens do")
+            .with_context("blocks", table.ids.len())
+            .with_context("first", table.first)
+            .with_context("tokens", tokens)
+            .with_context("block_tokens", group.block_tokens)),
+    }
+}
+
+/// Whether these are all ranks of one replica, in order: plans are made by a rank's place in the list.
+fn check_replica(layouts: &[RankLayout]) -> Result<()> {
+    let Some(first) = layouts.first().map(RankLayout::coords) else { return Ok(()) };
+    let grid = first.grid;
+    let wanted = u64::from(grid.tp) * u64::from(grid.pp);
+    let in_place = |(number, layout): (u32, &RankLayout)| {
+        let coords = layout.coords();
+        coords.grid == grid && coords.dp == first.dp && coords.replica_index() == number
+    };
+    let stray = (0..).zip(layouts).find(|one| !in_place(*one));
+    if stray.is_none() && layouts.len() as u64 == wanted {
+        return Ok(());
+    }
+    let error = Error::config("engine", "these are not all ranks of one replica, in order")
+        .with_context("ranks", layouts.len())
+        .with_context("of", wanted)
+        .with_remedy(
+            "give all ranks of a replica, by pipeline stage and then by tensor parallel rank",
+        );
+    Err(match stray {
+        Some((number, layout)) => error
+            .with_context("at", number)
+            .with_context("found_tp", layout.coords().tp)
+            .with_context("found_pp", layout.coords().pp)
+            .with_context("found_dp", layout.coords().dp),
+        None => error,
+    })
 }
 
 /// A number out of what is random already.

@@ -29,7 +29,7 @@ pub use params::TransferParams;
 pub(crate) use params::required;
 
 use crate::form::{self, Ids, named_fields};
-use crate::protocol::{LeaseName, TransferKey};
+use crate::protocol::{Access, LeaseName, TransferKey};
 
 /// Where a request's cache lies on the producer, and under which lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub struct Ticket {
     pub tp: u32,
     /// The lease on the blocks. Of no meaning where there are no tokens.
     pub lease: LeaseName,
+    /// What it allows. Nearly always to read: the engine that decodes asks for what another has computed.
+    pub access: Access,
     /// How long the lease runs unless it is extended, from when it was granted. In whole milliseconds.
     pub ttl: Duration,
     /// How many tokens' cache is there, from the request's first on.

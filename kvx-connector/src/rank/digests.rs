@@ -30,6 +30,8 @@ pub(super) struct Comparing {
     computing: BTreeMap<u64, Computing>,
     next_job: u64,
     layout: Option<Arc<RankLayout>>,
+    /// Questions about leases that are not granted yet, and until when they are kept.
+    early: VecDeque<(Duration, Incarnation, Digests)>,
 }
 
 /// What a digest is for.
@@ -152,6 +154,15 @@ impl<C: Channel> Rank<C> {
         }
     }
 
+    /// A lease is granted: what was asked about it before is answered.
+    pub(super) fn answer_early_digests(&mut self, granted: LeaseName) {
+        let of = |ask: &Digests| matches!(ask, Digests::Ask { lease, .. } if *lease == granted);
+        let early = std::mem::take(&mut self.comparing.early);
+        let (now, later): (Vec<_>, Vec<_>) = early.into_iter().partition(|(.., ask)| of(ask));
+        self.comparing.early = later.into();
+        now.into_iter().for_each(|(_, peer, ask)| self.digests(peer, ask));
+    }
+
     fn tell_digests(
         &mut self,
         peer: Incarnation,
@@ -209,6 +220,8 @@ impl<C: Channel> Rank<C> {
 
     /// Gives up answers that do not come: in time, from those who are gone, and of requests that are over.
     pub(super) fn give_up_digests(&mut self) {
+        let now = self.now;
+        self.comparing.early.retain(|(until, ..)| *until > now);
         let gone = |waiting: &Waiting| {
             !self.sessions.values().any(|remote| remote.incarnation == waiting.peer)
         };
@@ -269,7 +282,17 @@ impl<C: Channel> Rank<C> {
         match message {
             Digests::Ask { lease, reader, transfer, question } => {
                 let Some(grant) = self.grants.get(&lease) else {
-                    return self.tell_digests(peer, (lease, reader, transfer), Err(over(lease)));
+                    if self.owner.has_ended(lease) || self.comparing.early.len() >= MAX_ASKED {
+                        return self.tell_digests(
+                            peer,
+                            (lease, reader, transfer),
+                            Err(over(lease)),
+                        );
+                    }
+                    // What comes before the grant waits for it.
+                    let ask = Digests::Ask { lease, reader, transfer, question };
+                    self.comparing.early.push_back((self.now + PATIENCE, peer, ask));
+                    return;
                 };
                 let tables = grant.order.tables.clone();
                 let there = |what: &&Computing| matches!(what, Computing::There { .. });

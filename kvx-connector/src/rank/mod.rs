@@ -361,6 +361,7 @@ impl<C: Channel> Rank<C> {
 
     /// Grants a lease on this rank's blocks. [`RankEvent::Freed`] follows.
     pub fn grant(&mut self, order: GrantOrder) {
+        let lease = order.lease;
         let grant = owner::Grant {
             lease: order.lease,
             key: order.key.clone(),
@@ -376,6 +377,7 @@ impl<C: Channel> Rank<C> {
             entry.insert(self.watch.granted(order, self.now));
         }
         self.todo.push_back(Todo::Owner(owner::Input::Grant(grant)));
+        self.answer_early_digests(lease);
     }
 
     /// Publishes more parts of a lease.

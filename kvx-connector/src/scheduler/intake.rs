@@ -4,6 +4,7 @@ use kvx_core::{Error, Result};
 
 use super::SchedulerConnector;
 use super::request::{Request, RequestId};
+use crate::protocol::Access;
 use crate::ticket::{self, TransferParams};
 
 impl SchedulerConnector {
@@ -27,6 +28,10 @@ impl SchedulerConnector {
         }
         if asked.remote_prefill && self.config.consumes {
             let ticket = ticket::required(params)?;
+            if ticket.access != Access::Read {
+                return Err(Error::peer("scheduler", "the ticket is for writing, not for reading")
+                    .with_context("lease", ticket.lease));
+            }
             if !self.pulling.track(&self.config, request, ticket, &mut self.stats) {
                 return Ok(Tracked::Full);
             }

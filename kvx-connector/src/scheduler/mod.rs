@@ -101,7 +101,8 @@ impl SchedulerConnector {
         Self::with_incarnation(config, Incarnation::random()?)
     }
 
-    /// As [`new`](Self::new), in this life of the engine: for tests. No two lives may have the same.
+    /// As [`new`](Self::new), in this life of the engine: where whoever starts the engine's processes
+    /// draws it, because workers are told of it before there is a scheduler. No two lives may have the same.
     ///
     /// # Errors
     ///

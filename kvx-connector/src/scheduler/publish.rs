@@ -27,7 +27,7 @@ use super::request::{FinishStatus, Finished, Finishing, Request, RequestId, Sche
 use super::stats::SchedulerStats;
 use super::step::{Expect, Grant, Save, Withdrawal};
 use crate::observe::TraceId;
-use crate::protocol::{LeaseName, Reason, TransferKey};
+use crate::protocol::{Access, LeaseName, Reason, TransferKey};
 use crate::ticket::{Parts, Table, Ticket, TicketGroup};
 
 /// A request that is being computed.
@@ -372,6 +372,7 @@ impl Running {
             replica: config.replica,
             tp: config.grid.tp,
             lease: self.lease,
+            access: Access::Read,
             ttl: config.lease,
             tokens,
             // What goes through the host's buffer is there once the workers have copied it, and they say when.

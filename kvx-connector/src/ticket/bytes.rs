@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Parts, Ticket, TicketGroup};
 use crate::form::{self, LeaseForm, List, Millis, Parsed, named_fields};
-use crate::protocol::{LeaseName, TransferKey};
+use crate::protocol::{Access, LeaseName, TransferKey};
 
 const MAGIC: [u8; 4] = *b"kvxT";
 const HEADER: usize = MAGIC.len() + 4;
@@ -47,6 +47,7 @@ struct Body {
     ttl: Duration,
     tokens: u64,
     announced: bool,
+    writes: bool,
     groups: Vec<TicketGroup>,
 }
 
@@ -60,6 +61,7 @@ named_fields!(Body {
     ttl: Millis,
     tokens: u64,
     announced: bool = false,
+    writes: bool = false,
     groups: List<TicketGroup, { Ticket::MAX_GROUPS }>,
 });
 
@@ -78,6 +80,7 @@ struct BodyRef<'a> {
     ttl: Duration,
     tokens: u64,
     announced: bool,
+    writes: bool,
     groups: &'a [TicketGroup],
 }
 
@@ -100,6 +103,7 @@ impl Ticket {
             ttl: self.ttl,
             tokens: self.tokens,
             announced: self.parts == Parts::Announced,
+            writes: self.access == Access::Write,
             groups: &self.groups,
         };
         let mut bytes = MAGIC.to_vec();
@@ -140,6 +144,7 @@ impl Ticket {
             replica: body.replica,
             tp: body.tp,
             lease: body.lease,
+            access: if body.writes { Access::Write } else { Access::Read },
             ttl: body.ttl,
             tokens: body.tokens,
             parts: if body.announced { Parts::Announced } else { Parts::Whole },

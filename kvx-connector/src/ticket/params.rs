@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 use super::bytes::{SCHEMAS, check_schemas};
 use super::{Parts, Table, Ticket, TicketGroup};
 use crate::form::{self, Ids, LeaseForm, List, Millis, named_fields};
-use crate::protocol::{LeaseName, TransferKey};
+use crate::protocol::{Access, LeaseName, TransferKey};
 
 /// What a request's `kv_transfer_params` ask of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,6 +55,7 @@ struct Extension {
     tokens: u64,
     replica: u32,
     announced: bool,
+    writes: bool,
     groups: Vec<Group>,
 }
 
@@ -66,6 +67,7 @@ named_fields!(Extension {
     tokens: u64,
     replica: u32 = 0,
     announced: bool = false,
+    writes: bool = false,
     groups: List<Group, { Ticket::MAX_GROUPS }>,
 });
 
@@ -157,6 +159,7 @@ fn ticket(params: &Value) -> Result<Option<Ticket>> {
         replica: kvx.replica,
         tp: optional(map, "tp_size")?.unwrap_or(1),
         lease: kvx.lease,
+        access: if kvx.writes { Access::Write } else { Access::Read },
         ttl: kvx.ttl,
         tokens: kvx.tokens,
         parts: if kvx.announced { Parts::Announced } else { Parts::Whole },
@@ -189,6 +192,7 @@ impl Ticket {
             tokens: self.tokens,
             replica: self.replica,
             announced: self.parts == Parts::Announced,
+            writes: self.access == Access::Write,
             groups: self.groups.iter().map(Group::of).collect(),
         };
         let ids = self.groups.iter().map(|group| Value::from(group.table.ids.as_slice()));

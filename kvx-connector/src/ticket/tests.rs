@@ -19,6 +19,7 @@ fn ticket() -> Ticket {
             number: 17,
             epoch: 0,
         },
+        access: Access::Read,
         ttl: Duration::from_secs(30),
         tokens: 40,
         parts: Parts::Whole,

@@ -90,7 +90,8 @@ pub type Fetched = std::result::Result<FetchReport, FetchFailure>;
 pub struct FetchFailure {
     /// Why. [`ErrorKind::Closed`]: it was given up on this side.
     pub error: Arc<Error>,
-    /// This rank's blocks that are not proven good, as (group, id).
+    /// This rank's blocks that are not proven good, as (group, id). None where it was given up, or the worker has ended: then all
+    /// of the request's blocks are not.
     pub blocks: std::collections::BTreeSet<(u16, u32)>,
     /// Whether something in them may still move: they must not be used again before the worker says so
     /// ([`Worker::take_events`]).

@@ -150,6 +150,7 @@ impl Node {
             replica: 0,
             tp: self.tp,
             lease,
+            access: Access::Read,
             ttl,
             tokens,
             parts: Parts::Whole,

@@ -6,14 +6,14 @@ mod pair;
 
 use std::time::Duration;
 
-use kvx_connector::control::Key;
-use kvx_connector::engine::{EngineSetup, Fetch, Published};
+use kvx_connector::control::{Key, Security};
+use kvx_connector::engine::{Engine, EngineSetup, Fetch, Published, RankParts};
 use kvx_connector::protocol::{Reason, TransferKey};
 use kvx_connector::ticket::{Table, Ticket};
 use kvx_core::layout::NamedLayout::{FlashAttentionHnd as Hnd, FlashAttentionNhd as Nhd};
 use kvx_core::layout::{Dtype, ModelGeometry};
 
-use pair::{Over, Shape, Side, model, side};
+use pair::{Over, Shape, Side, model, setup, side};
 
 fn key(text: &str) -> TransferKey {
     TransferKey::new(text).unwrap()
@@ -298,6 +298,86 @@ async fn another_model_is_refused_by_name_and_the_next_request_is_served() {
     consumer.engine.fetch(published.ticket(), 0..64, &ours).unwrap().over().await.unwrap();
     assert_eq!(consumer.wrong(&ours, 0..64), 0);
     assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+}
+
+/// Plans are made by a rank's place in the list: ranks in another order would be given each other's heads.
+#[tokio::test]
+async fn ranks_that_are_not_a_replica_in_order_are_refused() {
+    let shm = Over::new("shm");
+    let of_two = Shape::new(Hnd, 2, 1, 16);
+    for (change, why) in [
+        ((|ranks: &mut Vec<RankParts>| ranks.reverse()) as fn(&mut Vec<RankParts>), "found_tp=1"),
+        (|ranks| drop(ranks.pop()), "ranks=1, of=2"),
+        (|ranks| drop(ranks.remove(0)), "ranks=1, of=2, at=0"),
+    ] {
+        let security = Security::with_key(Key::generate().unwrap());
+        let (mut setup, ..) = setup("prefill", &model(), of_two, 64, (security, &shm)).await;
+        change(&mut setup.ranks);
+        let error = Engine::start(setup).unwrap_err().to_string();
+        assert!(error.contains("not all ranks of one replica, in order"), "{error}");
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+/// A ticket says what it allows: what is leased to be read is never written into, and the other way round.
+#[tokio::test]
+async fn a_ticket_to_read_is_not_written_by() {
+    let two = Two::new(|_| {}, |_| {}).await;
+    let published = two.publish("r");
+    let bytes = published.ticket().to_bytes().unwrap();
+    let carried = Ticket::from_bytes(&bytes).unwrap();
+    let store = two.consumer.engine.store(&carried, 0..TOKENS, &two.ours);
+    let error = store.map(drop).unwrap_err().to_string();
+    assert!(
+        error.contains("it is leased to be read") && error.contains("Engine::fetch"),
+        "{error}"
+    );
+    let invited = two.consumer.engine.invite(key("w"), TOKENS, &two.ours).unwrap();
+    let carried = Ticket::from_bytes(&invited.ticket().to_bytes().unwrap()).unwrap();
+    let fetch = two.producer.engine.fetch(&carried, 0..TOKENS, &two.theirs);
+    let error = fetch.map(drop).unwrap_err().to_string();
+    assert!(error.contains("it is leased to be written"), "{error}");
+    assert_eq!(two.producer.wrong(&two.theirs, 0..TOKENS), 0);
+    invited.withdraw(Reason::Aborted);
+    published.withdraw(Reason::Aborted);
+}
+
+/// Tables hold the tokens, and no more is leased than holds them.
+#[tokio::test]
+async fn tables_hold_the_tokens() {
+    let two = Two::new(|_| {}, |_| {}).await;
+    let short = [Table { first: 0, ids: two.theirs[0].ids[..3].to_vec() }];
+    let error = two.producer.engine.publish(key("r"), TOKENS, &short).map(drop).unwrap_err();
+    assert!(error.to_string().contains("ends before the tokens do"), "{error}");
+    let mut long = two.theirs.clone();
+    long[0].ids.push(1);
+    let published = two.producer.engine.publish(key("r"), TOKENS, &long).unwrap();
+    assert_eq!(published.ticket().groups[0].table.ids, two.theirs[0].ids);
+    let twice = [two.ours.clone(), two.ours.clone()].concat();
+    let error = two.consumer.engine.fetch(published.ticket(), 0..TOKENS, &twice).map(drop);
+    assert!(error.unwrap_err().to_string().contains("groups=1, tables=2"));
+    two.fetch(published.ticket()).over().await.unwrap();
+}
+
+/// A ticket may be used before its lease is granted: what is asked meanwhile waits, digests too.
+#[tokio::test]
+async fn digests_that_are_asked_for_early_wait_for_the_lease() {
+    let two = Two::new(|_| {}, |setup| setup.digests = true).await;
+    // They know each other.
+    let published = two.publish("r-1");
+    two.fetch(published.ticket()).over().await.unwrap();
+    let mut ticket = published.ticket().clone();
+    assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+    // The next lease of this engine: granted 300 ms after its ticket is used.
+    ticket.lease.number += 1;
+    ticket.key = key("r-2");
+    let fetch = two.fetch(&ticket);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let published = two.publish("r-2");
+    assert_eq!(published.ticket().lease, ticket.lease);
+    fetch.over().await.unwrap();
+    assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+    assert_eq!(two.consumer.wrong(&two.ours, 0..TOKENS), 0);
 }
 
 /// A producer that goes away in mid-life: requests end, and say which blocks are not there.

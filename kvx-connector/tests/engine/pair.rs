@@ -70,6 +70,20 @@ pub(crate) async fn side(
     (key, over): (&Key, &Over),
     change: impl FnOnce(&mut EngineSetup),
 ) -> Side {
+    let security = Security::with_key(key.clone());
+    let (mut setup, layouts, regions) = setup(name, model, shape, tokens, (security, over)).await;
+    change(&mut setup);
+    Side { engine: Engine::start(setup).unwrap(), layouts, regions }
+}
+
+/// An engine that is not started, the layouts of its ranks, and their memory.
+pub(crate) async fn setup(
+    name: &str,
+    model: &ModelGeometry,
+    shape: Shape,
+    tokens: u64,
+    (security, over): (Security, &Over),
+) -> (EngineSetup, Vec<RankLayout>, Vec<Vec<Region>>) {
     let blocks = u32::try_from(tokens.div_ceil(shape.block.into()) * 2 + 2).unwrap();
     let builder = LayoutBuilder::new(model, shape.layout).block_tokens(shape.block).blocks(blocks);
     let layouts = builder.build_replica(Grid::new(shape.tp, shape.pp, 1).unwrap(), 0).unwrap();
@@ -87,12 +101,9 @@ pub(crate) async fn side(
         });
     }
     let facts = model.facts().unwrap();
-    let security = Security::with_key(key.clone());
     let engine = EngineName::new(name).unwrap();
-    let mut setup =
-        EngineSetup::new(engine, "127.0.0.1:0".parse().unwrap(), security, facts, ranks);
-    change(&mut setup);
-    Side { engine: Engine::start(setup).unwrap(), layouts, regions }
+    let setup = EngineSetup::new(engine, "127.0.0.1:0".parse().unwrap(), security, facts, ranks);
+    (setup, layouts, regions)
 }
 
 impl Side {

@@ -140,6 +140,13 @@ impl Owner {
         &self.counts
     }
 
+    /// Whether a lease was granted here and has ended, as far as that is remembered, or is of another life.
+    #[must_use]
+    pub fn has_ended(&self, lease: LeaseName) -> bool {
+        lease.owner != self.config.life
+            || self.leases.get(&lease).is_some_and(|known| !known.is_held())
+    }
+
     /// How many leases are not free.
     #[must_use]
     pub fn live(&self) -> usize {

@@ -111,6 +111,7 @@ impl Engine {
             replica: 0,
             tp: 1,
             lease,
+            access: crate::protocol::Access::Read,
             ttl: Duration::from_secs(30),
             tokens,
             parts: ticket::Parts::Whole,
