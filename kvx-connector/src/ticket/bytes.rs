@@ -80,6 +80,7 @@ struct BodyRef<'a> {
     ttl: Duration,
     tokens: u64,
     announced: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     writes: bool,
     groups: &'a [TicketGroup],
 }

@@ -55,6 +55,7 @@ struct Extension {
     tokens: u64,
     replica: u32,
     announced: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     writes: bool,
     groups: Vec<Group>,
 }
