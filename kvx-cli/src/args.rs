@@ -128,7 +128,7 @@ pub(crate) struct ServeArgs {
     /// The group of the key's file may read it, too: so does Kubernetes mount secrets
     #[arg(long)]
     pub(crate) key_of_group: bool,
-    /// The engine's name [default: its role]
+    /// The engine's name, which no other engine may have [default: its role and six random digits]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// A preset's name, or the path of a Hugging Face config.json: the same on both sides

@@ -17,6 +17,7 @@ use kvx_connector::control::{Key, Security};
 use kvx_connector::engine::EngineGlance;
 use kvx_core::card::{Address, EngineName, Host};
 use kvx_core::facts::Facts;
+use kvx_core::id::Incarnation;
 use kvx_core::layout::{NamedLayout, RankLayout};
 use kvx_core::{Error, ErrorKind, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -117,7 +118,10 @@ impl Side {
             RoleArg::Producer => "producer",
             RoleArg::Consumer => "consumer",
         };
-        let name = EngineName::new(args.name.clone().unwrap_or_else(|| role.to_owned()))
+        // Two of one name take each other for their next lives.
+        let life = Incarnation::random()?.to_string();
+        let own = || format!("{role}-{}", life.get(..6).unwrap_or_default());
+        let name = EngineName::new(args.name.clone().unwrap_or_else(own))
             .map_err(|error| error.with_context("option", "--name"))?;
         let every = Every::find(args.backend.as_deref())?;
         output::note(format!(

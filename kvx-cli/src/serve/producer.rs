@@ -103,11 +103,19 @@ impl Producer<'_> {
                     let answer = self.ask(session, ask)?;
                     self.say(session, &answer);
                 }
-                Ok(FromConsumer::Over { outcome, .. }) => match outcome {
-                    Outcome::Good => self.served.good += 1,
-                    Outcome::Wrong => self.served.wrong += 1,
-                    Outcome::Failed => self.served.failed += 1,
-                },
+                Ok(FromConsumer::Over { request, outcome }) => {
+                    match outcome {
+                        Outcome::Good => self.served.good += 1,
+                        Outcome::Wrong => self.served.wrong += 1,
+                        Outcome::Failed => self.served.failed += 1,
+                    }
+                    // Others wait for the blocks; one that was confirmed is over already.
+                    let of = |held: &Held| (held.session, held.request) == (session, request);
+                    let its = self.held.iter().find(|(_, held)| of(held));
+                    if let Some((number, _)) = its.filter(|_| outcome == Outcome::Failed) {
+                        self.side.live.withdraw(*number);
+                    }
+                }
                 Err(error) => {
                     output::note(format!("a consumer is sent away: {}", failure::line(&error)));
                     self.door.close(session);
