@@ -71,7 +71,8 @@ impl World {
             owner::Input::Withdraw { lease, why } => {
                 let owner = &mut self.owners[seat];
                 owner.expected.remove(lease);
-                if let Some(spec) = owner.specs.get_mut(lease) {
+                // One that is over is not taken back any more.
+                if let Some(spec) = owner.specs.get_mut(lease).filter(|spec| spec.over.is_none()) {
                     spec.cause.get_or_insert(*why);
                 }
             }
