@@ -29,6 +29,17 @@ struct Two {
 
 const TOKENS: u64 = 64;
 
+/// Tensor parallel, block sizes, layouts and pipeline stages both ways.
+const SHAPES: [(Shape, Shape); 7] = [
+    (Shape::new(Hnd, 1, 1, 16), Shape::new(Hnd, 1, 1, 16)),
+    (Shape::new(Hnd, 2, 1, 16), Shape::new(Hnd, 1, 1, 16)),
+    (Shape::new(Hnd, 1, 1, 16), Shape::new(Nhd, 4, 1, 16)),
+    (Shape::new(Nhd, 8, 1, 16), Shape::new(Hnd, 2, 1, 64)),
+    (Shape::new(Hnd, 2, 1, 64), Shape::new(Hnd, 4, 1, 16)),
+    (Shape::new(Hnd, 1, 2, 16), Shape::new(Hnd, 2, 1, 16)),
+    (Shape::new(Nhd, 2, 1, 16), Shape::new(Nhd, 1, 3, 32)),
+];
+
 impl Two {
     async fn new(
         change_producer: impl FnOnce(&mut EngineSetup),
@@ -109,14 +120,7 @@ async fn stored(from: Shape, to: Shape, tokens: u64, over: &Over) {
 #[tokio::test]
 async fn any_shape_into_any_other() {
     let shm = Over::new("shm");
-    for (from, to) in [
-        (Shape::new(Hnd, 1, 1, 16), Shape::new(Hnd, 1, 1, 16)),
-        (Shape::new(Hnd, 2, 1, 16), Shape::new(Hnd, 1, 1, 16)),
-        (Shape::new(Hnd, 1, 1, 16), Shape::new(Nhd, 4, 1, 16)),
-        (Shape::new(Nhd, 8, 1, 16), Shape::new(Hnd, 2, 1, 64)),
-        (Shape::new(Hnd, 2, 1, 64), Shape::new(Hnd, 4, 1, 16)),
-        (Shape::new(Hnd, 1, 2, 16), Shape::new(Hnd, 2, 1, 16)),
-    ] {
+    for (from, to) in SHAPES {
         stored(from, to, 100, &shm).await;
     }
 }
@@ -150,15 +154,7 @@ async fn a_writer_that_is_not_wanted_any_more_writes_nothing() {
 #[tokio::test]
 async fn any_shape_to_any_other() {
     let shm = Over::new("shm");
-    for (from, to) in [
-        (Shape::new(Hnd, 1, 1, 16), Shape::new(Hnd, 1, 1, 16)),
-        (Shape::new(Hnd, 2, 1, 16), Shape::new(Hnd, 1, 1, 16)),
-        (Shape::new(Hnd, 1, 1, 16), Shape::new(Nhd, 4, 1, 16)),
-        (Shape::new(Nhd, 8, 1, 16), Shape::new(Hnd, 2, 1, 64)),
-        (Shape::new(Hnd, 2, 1, 64), Shape::new(Hnd, 4, 1, 16)),
-        (Shape::new(Hnd, 1, 2, 16), Shape::new(Hnd, 2, 1, 16)),
-        (Shape::new(Nhd, 2, 1, 16), Shape::new(Nhd, 1, 3, 32)),
-    ] {
+    for (from, to) in SHAPES {
         moved(from, to, 100, &shm).await;
     }
 }
