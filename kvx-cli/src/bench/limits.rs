@@ -4,17 +4,21 @@ use std::time::Instant;
 
 use kvx_core::Result;
 use kvx_core::layout::RankLayout;
-use kvx_core::transfer::Mode;
+use kvx_core::memory::Region;
+use kvx_core::transfer::{Mode, Segment};
 use kvx_shm::limit::{Memcpy, ProcessVm};
 
-use super::rig::Rig;
+use super::rig::{Link, Rig};
+use crate::remote::{Copies, Process, Taken};
 
 /// What carries the same segments without a backend.
 pub(crate) struct Limits {
     /// One per link.
     memcpy: Vec<Memcpy>,
+    /// Of reads.
     readv: Vec<ProcessVm>,
-    /// Of writes only.
+    /// Of writes: the other process takes the bytes, and this one gives them.
+    taken: bool,
     writev: Vec<ProcessVm>,
 }
 
@@ -22,14 +26,14 @@ pub(crate) struct Limits {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LimitRound {
     pub(crate) memcpy: Option<f64>,
-    /// `process_vm_readv`: of writes it takes back what was written.
+    /// `process_vm_readv`, by the process that the bytes are for.
     pub(crate) process_vm: Option<f64>,
     pub(crate) process_vm_writev: Option<f64>,
 }
 
 impl Limits {
     /// Prepares all: the copies between mappings of their own, the system calls between the memory of the two engines.
-    pub(crate) fn new(rig: &Rig<'_>) -> Result<Self> {
+    pub(crate) fn new(rig: &mut Rig<'_>) -> Result<Self> {
         let mode = rig.engines.mode;
         let sizes = |layout: &RankLayout| -> Vec<u64> {
             layout.regions().iter().map(|region| region.bytes).collect()
@@ -43,17 +47,19 @@ impl Limits {
             memcpy.push(Memcpy::new(&sizes(&here.layout), &remote, mode, segments)?);
             let (pid, addresses) = (rig.process.pid, &there.addresses);
             let calls = |mode| ProcessVm::new(pid, &here.regions, addresses, mode, segments);
-            readv.push(calls(Mode::Read)?);
-            if mode == Mode::Write {
-                writev.push(calls(Mode::Write)?);
+            match mode {
+                Mode::Read => readv.push(calls(Mode::Read)?),
+                Mode::Write => {
+                    writev.push(calls(Mode::Write)?);
+                    rig.process.prepare_copies(taken(link, &here.regions))?;
+                }
             }
         }
-        Ok(Self { memcpy, readv, writev })
+        Ok(Self { memcpy, readv, taken: mode == Mode::Write, writev })
     }
 
     /// Moves everything once by each, who is first changing from round to round. What the kernel does not allow is no limit.
-    /// The request must have been moved before: then both sides hold the same, and it does not matter which way it goes.
-    pub(crate) fn round(&mut self, round: u32) -> LimitRound {
+    pub(crate) fn round(&mut self, process: &mut Process, round: u32) -> LimitRound {
         let mut measured = LimitRound::default();
         for turn in 0..3 {
             match (round + turn) % 3 {
@@ -62,11 +68,30 @@ impl Limits {
                     self.memcpy.iter_mut().for_each(Memcpy::run);
                     measured.memcpy = Some(begun.elapsed().as_secs_f64());
                 }
+                1 if self.taken => {
+                    measured.process_vm = process.copy().ok().map(|took| took.as_secs_f64());
+                }
                 1 => measured.process_vm = timed(&mut self.readv),
                 _ => measured.process_vm_writev = timed(&mut self.writev),
             }
         }
         measured
+    }
+}
+
+/// The segments of a write, as its target takes them.
+fn taken(link: &Link, regions: &[Region]) -> Copies {
+    let address = |region: &Region| region.address().as_ptr().addr() as u64;
+    let turned = |segment: &Segment| Taken {
+        here: (segment.remote_region, segment.remote_offset),
+        there: (segment.local_region, segment.local_offset),
+        bytes: segment.bytes,
+    };
+    Copies {
+        rank: link.there,
+        pid: std::process::id(),
+        addresses: regions.iter().map(address).collect(),
+        segments: link.segments.iter().map(turned).collect(),
     }
 }
 

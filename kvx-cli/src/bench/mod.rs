@@ -57,7 +57,7 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
     let mut rig = Rig::new(&fabric, engines, args)?;
     out.line(format!("backend   {}, transport {}", fabric.about(), rig.transport()?))?;
     out.line(format!("request   {}", rig.about()))?;
-    let mut limits = Limits::new(&rig)?;
+    let mut limits = Limits::new(&mut rig)?;
     let mut peer = args
         .peer_command
         .as_deref()
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
 
     for round in 0..WARM_UP {
         rig.round()?;
-        limits.round(round);
+        limits.round(&mut rig.process, round);
         if let Some(peer) = &mut peer {
             peer.round()?;
         }
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
         for turn in 0..3 {
             match (round + turn) % 3 {
                 0 => measured.rounds.push(rig.round()?),
-                1 => measured.limits.push(limits.round(round)),
+                1 => measured.limits.push(limits.round(&mut rig.process, round)),
                 _ => {
                     if let Some(peer) = &mut peer {
                         measured.peer.push(peer.round()?);

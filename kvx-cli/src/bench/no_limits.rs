@@ -3,6 +3,7 @@
 use kvx_core::Result;
 
 use super::rig::Rig;
+use crate::remote::Process;
 
 /// Nothing.
 pub(crate) struct Limits;
@@ -17,7 +18,7 @@ pub(crate) struct LimitRound {
 
 impl Limits {
     #[expect(clippy::unnecessary_wraps, reason = "as where there are limits")]
-    pub(crate) const fn new(_: &Rig<'_>) -> Result<Self> {
+    pub(crate) const fn new(_: &mut Rig<'_>) -> Result<Self> {
         Ok(Self)
     }
 
@@ -26,7 +27,7 @@ impl Limits {
         clippy::needless_pass_by_ref_mut,
         reason = "as where there are limits"
     )]
-    pub(crate) fn round(&mut self, _: u32) -> LimitRound {
+    pub(crate) fn round(&mut self, _: &mut Process, _: u32) -> LimitRound {
         LimitRound::default()
     }
 }

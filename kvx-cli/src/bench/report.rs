@@ -89,8 +89,7 @@ pub(crate) struct Report {
 pub(crate) struct Ratios<T> {
     /// Plain copies of the same blocks between two shared mappings.
     pub(crate) memcpy: Option<T>,
-    /// `process_vm_readv` with the same segments, from the other engine's memory, also of writes: of these it takes the bytes
-    /// back, which is as much work.
+    /// `process_vm_readv` with the same segments, by the process that the bytes are for: of writes that is the other one.
     pub(crate) process_vm: Option<T>,
     /// Of writes: `process_vm_writev` with the same segments.
     pub(crate) process_vm_writev: Option<T>,

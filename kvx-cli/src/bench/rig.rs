@@ -222,16 +222,22 @@ impl<'a> Rig<'a> {
         Ok(checked.iter().map(|checked| checked.wrong).sum())
     }
 
-    /// Moves the request once, and tells the other engine. Outside of counted rounds it listens only for this one.
+    /// Whether the other engine listens for all counted rounds at once. Between those of writes it is asked for something else.
+    const fn listens_for_all(&self) -> bool {
+        matches!(self.engines.mode, Mode::Read)
+    }
+
+    /// Moves the request once, and tells the other engine, which may have to be told to listen.
     pub(crate) fn round(&mut self) -> Result<Round> {
-        if self.counting.is_none() {
+        let alone = self.counting.is_none() || !self.listens_for_all();
+        if alone {
             self.process.listen(self.notifications(1))?;
         }
         let before = processor_time();
         let round = self.move_once();
         self.spent += processor_time() - before;
         let round = round?;
-        if self.counting.is_none() {
+        if alone {
             self.process.finish()?;
         }
         Ok(round)
@@ -277,7 +283,9 @@ impl<'a> Rig<'a> {
     /// From now on rounds are counted, this many.
     pub(crate) fn begin_counting(&mut self, rounds: u32) -> Result<()> {
         let target = self.process.processor_time()?;
-        self.process.listen(self.notifications(rounds))?;
+        if self.listens_for_all() {
+            self.process.listen(self.notifications(rounds))?;
+        }
         self.counting = Some(Counting { rounds, target });
         self.spent = 0;
         Ok(())
@@ -289,7 +297,9 @@ impl<'a> Rig<'a> {
         let Some(Counting { rounds, target }) = self.counting.take() else {
             return Ok(Cpu::default());
         };
-        self.process.finish()?;
+        if self.listens_for_all() {
+            self.process.finish()?;
+        }
         let target = self.process.processor_time()? - target;
         let per_request = |nanoseconds: u64| nanoseconds as f64 / 1e3 / f64::from(rounds);
         Ok(Cpu { initiator: per_request(self.spent), target: per_request(target) })

@@ -12,6 +12,7 @@ use kvx_core::{Error, ErrorKind, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::PATIENCE;
+use super::copies::Prepared;
 use super::message::{Answer, Ask, OpenedRank, Publish, receive, send};
 use super::pinned::Pinned;
 use crate::engine::live::Live;
@@ -83,6 +84,8 @@ fn raw(_: &UnixStream, _: u32, _: Option<u32>) -> Result<Answer> {
 struct Engine {
     fabric: Fabric,
     kind: Kind,
+    /// Copies past the backend.
+    copies: Prepared,
     /// All of it is kept on one processor.
     _pinned: Option<Pinned>,
 }
@@ -97,13 +100,18 @@ enum Kind {
 
 fn execute(engine: &mut Option<Engine>, ask: Ask) -> Result<Answer> {
     match (ask, engine) {
-        (Ask::Cpu, _) => Ok(Answer::Number(processor_time())),
+        (Ask::Cpu, engine) => {
+            // What was copied past the backend is not its work.
+            let others = engine.as_ref().map_or(0, |engine| engine.copies.spent());
+            Ok(Answer::Number(processor_time().saturating_sub(others)))
+        }
         (Ask::Open { backend, layouts, memory }, engine @ None) => {
             let fabric = Fabric::choose(Some(&backend), 0)?;
             let ranks = layouts.into_iter().map(|layout| Rank::new(layout, fabric.port()?, memory));
             let ranks = Ranks::new(ranks.collect::<Result<_>>()?);
             let answer = describe(&ranks);
-            *engine = Some(Engine { fabric, kind: Kind::Ports(ranks), _pinned: None });
+            let (kind, copies) = (Kind::Ports(ranks), Prepared::default());
+            *engine = Some(Engine { fabric, kind, copies, _pinned: None });
             Ok(answer)
         }
         (Ask::OpenLive { backend, replicas, setup, cpu }, engine @ None) => {
@@ -111,7 +119,8 @@ fn execute(engine: &mut Option<Engine>, ask: Ask) -> Result<Answer> {
             let pinned = Pinned::to(cpu);
             let fabric = Fabric::choose(Some(&backend), 0)?;
             let live = Live::start(&setup.setup()?, replicas, || fabric.open())?;
-            *engine = Some(Engine { fabric, kind: Kind::Live(Box::new(live)), _pinned: pinned });
+            let (kind, copies) = (Kind::Live(Box::new(live)), Prepared::default());
+            *engine = Some(Engine { fabric, kind, copies, _pinned: pinned });
             Ok(Answer::Opened { ranks: Vec::new(), pid: std::process::id() })
         }
         (ask, Some(engine)) => engine.execute(ask),
@@ -207,6 +216,12 @@ impl Engine {
                 over.map_err(|_| late("the end of a lease"))?.map(Answer::Number)
             }
             Ask::Traffic => Ok(Answer::Traffic(self.live()?.1.traffic())),
+            Ask::PrepareCopies(copies) => {
+                let regions = self.ranks()?.get_mut(copies.rank)?.regions.clone();
+                self.copies.add(&regions, copies)?;
+                Ok(Answer::Done)
+            }
+            Ask::Copy => self.copies.run().map(Answer::Number),
             Ask::Listen(counts) => self.listen(&counts),
             Ask::Echo { rank, number, times, spin, cpu } => {
                 let _pinned = Pinned::to(cpu);

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use kvx_core::handshake::HandshakeBytes;
 use kvx_core::layout::RankLayout;
 use kvx_core::memory::KeyBlob;
-use kvx_core::transfer::Mode;
+use kvx_core::transfer::{Mode, Segment};
 use kvx_core::{Error, ErrorKind, Result, wire};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -100,7 +100,11 @@ pub(crate) enum Ask {
         times: u32,
         cpu: Option<u32>,
     },
-    /// Processor time of all threads so far, in nanoseconds.
+    /// Prepares the kernel's copies of these segments out of another process's memory.
+    PrepareCopies(Copies),
+    /// Makes all copies that were prepared: how long it takes, in nanoseconds.
+    Copy,
+    /// Processor time of all threads so far, in nanoseconds, without that of such copies.
     Cpu,
     /// Ends gently.
     Close,
@@ -116,6 +120,33 @@ pub(crate) struct Publish {
     pub(crate) tables: Vec<Vec<u32>>,
     /// To be read, or to be written.
     pub(crate) mode: Mode,
+}
+
+/// Segments that a rank is to take out of another process's memory by itself, past its backend.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Copies {
+    pub(crate) rank: usize,
+    pub(crate) pid: u32,
+    /// Of the first bytes of the other process's regions.
+    pub(crate) addresses: Vec<u64>,
+    pub(crate) segments: Vec<Taken>,
+}
+
+/// One of them: region and first byte here, region and first byte there, bytes.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Taken {
+    pub(crate) here: (u32, u64),
+    pub(crate) there: (u32, u64),
+    pub(crate) bytes: u64,
+}
+
+impl From<Taken> for Segment {
+    fn from(taken: Taken) -> Self {
+        let ((local_region, local_offset), (remote_region, remote_offset)) =
+            (taken.here, taken.there);
+        let bytes = taken.bytes;
+        Self { local_region, remote_region, local_offset, remote_offset, bytes }
+    }
 }
 
 /// What it answers.

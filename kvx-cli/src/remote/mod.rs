@@ -4,6 +4,11 @@
 //! process that started it nor that process's interest in it.
 
 mod child;
+#[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
+mod copies;
+#[cfg(not(all(feature = "shm", target_os = "linux", target_pointer_width = "64")))]
+#[path = "no_copies.rs"]
+mod copies;
 mod line;
 mod message;
 pub(crate) mod pinned;
@@ -12,6 +17,8 @@ mod process;
 mod raw;
 
 pub(crate) use child::{processor_time, serve};
+#[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
+pub(crate) use message::{Copies, Taken};
 pub(crate) use message::{Memory, Publish};
 pub(crate) use process::{Process, spin_notified};
 

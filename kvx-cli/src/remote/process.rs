@@ -14,6 +14,8 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use super::PATIENCE;
 use super::line::{Line, Looks, STANDSTILL};
+#[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
+use super::message::Copies;
 use super::message::{Answer, Ask, Memory, OpenedRank, Publish, receive, send};
 use crate::args::ENGINE_COMMAND;
 use crate::engine::live::{LocalSetup, Traffic};
@@ -373,6 +375,26 @@ impl Process {
         let all = super::raw::Counters::give(&self.stream)?.ping(times)?;
         self.finish()?;
         Ok(all)
+    }
+
+    /// Has the process prepare copies past its backend, which [`copy`](Self::copy) then makes.
+    ///
+    /// # Errors
+    ///
+    /// When a segment lies outside its region, or the process is gone.
+    #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
+    pub(crate) fn prepare_copies(&mut self, copies: Copies) -> Result<()> {
+        self.done(&Ask::PrepareCopies(copies))
+    }
+
+    /// Has it make them all once: how long that took there.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses, or the process is gone.
+    #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
+    pub(crate) fn copy(&mut self) -> Result<Duration> {
+        self.number(&Ask::Copy).map(Duration::from_nanos)
     }
 
     /// Processor time of the process so far, in nanoseconds.
