@@ -43,7 +43,7 @@ pub(super) const FAILURES: [&str; 17] = [
 const ROUTE: usize = FAILURES.len() - ERROR_KINDS.len();
 
 /// Why leases end, as labels.
-pub(super) const REASONS: [&str; 14] = [
+pub(super) const REASONS: [&str; 15] = [
     "done",
     "released",
     "expired",
@@ -58,6 +58,7 @@ pub(super) const REASONS: [&str; 14] = [
     "contradiction",
     "revoked",
     "other",
+    "access",
 ];
 
 const fn reason(why: Reason) -> usize {
@@ -76,6 +77,7 @@ const fn reason(why: Reason) -> usize {
         Reason::Contradiction => 11,
         Reason::Revoked => 12,
         Reason::Other => 13,
+        Reason::Access => 14,
     }
 }
 
@@ -141,7 +143,7 @@ impl Tally {
             Outcome::Failed(why) => {
                 let place = match why {
                     Why::Ended(_) => 0,
-                    Why::Stale => 1,
+                    Why::Stale(_) => 1,
                     Why::PeerFailed => 2,
                     Why::PeerDown => 3,
                     Why::PeerGone => 4,

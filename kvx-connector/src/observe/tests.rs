@@ -73,7 +73,7 @@ fn what_has_grown_is_handed_on_once() {
         let mut meters = meters("a");
         let mut tally = Tally::default();
         tally.asked(Access::Read);
-        tally.ended(Outcome::Failed(Why::Stale), true);
+        tally.ended(Outcome::Failed(Why::Stale(None)), true);
         tally.ended(Outcome::Unrouted(ErrorKind::Config), false);
         tally.lease_ended(Reason::Expired);
         meters.tally(&tally);

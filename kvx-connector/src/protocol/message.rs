@@ -20,7 +20,7 @@ use kvx_core::wire;
 use serde::{Deserialize, Serialize};
 
 use super::id::{LeaseName, Nonce, Part, Reader};
-use super::terms::{Ranks, Reason};
+use super::terms::{Access, Ranks, Reason};
 
 /// From a user to an owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -62,6 +62,9 @@ pub struct Hold {
     /// Whether it wants an answer even where there is nothing new: a writer writes only after one.
     #[serde(default)]
     pub asks: bool,
+    /// What it will do under the lease. `None`: an earlier version, which does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
 }
 
 /// Asks whether the lease still held when this arrived.
@@ -84,6 +87,9 @@ pub struct Confirm {
     pub last: bool,
     /// For how many milliseconds more the reader may ask again.
     pub left_ms: u32,
+    /// What it has done under the lease. `None`: an earlier version, which does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
 }
 
 impl Confirm {
@@ -104,6 +110,9 @@ pub struct Release {
     pub reader: Reader,
     /// All ranks of this attempt that would have confirmed at this owner.
     pub set: Ranks,
+    /// What it has done, or would have done, under the lease. `None`: an earlier version, which does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
 }
 
 /// Parts that are published, in any order, not all of them.
@@ -136,6 +145,9 @@ pub struct Verdict {
     pub nonce: Nonce,
     /// Whether it held.
     pub held: bool,
+    /// Why not. `None` where it held, and from an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Reason>,
 }
 
 /// The lease has ended, or this reader may not use it.
@@ -179,6 +191,16 @@ impl ToOwner {
         }
     }
 
+    /// What the sender does under the lease, as far as it says so.
+    #[must_use]
+    pub const fn access(&self) -> Option<Access> {
+        match self {
+            Self::Hold(Hold { access, .. })
+            | Self::Confirm(Confirm { access, .. })
+            | Self::Release(Release { access, .. }) => *access,
+        }
+    }
+
     /// The readers of the sender's attempt.
     #[must_use]
     pub const fn set(&self) -> &Ranks {
@@ -199,6 +221,16 @@ impl ToUser {
             | Self::Verdict(Verdict { lease, .. })
             | Self::Ended(Ended { lease, .. })
             | Self::Released(Released { lease, .. }) => *lease,
+        }
+    }
+
+    /// Why the lease ended, or may not be used, where that is what it says.
+    #[must_use]
+    pub const fn why(&self) -> Option<Reason> {
+        match self {
+            Self::Verdict(Verdict { why, .. }) => *why,
+            Self::Ended(Ended { reason, .. }) => Some(*reason),
+            Self::Parts(_) | Self::Released(_) => None,
         }
     }
 
@@ -230,6 +262,7 @@ mod tests {
             have: 4,
             total: true,
             asks: false,
+            access: None,
         })
     }
 

@@ -94,12 +94,16 @@ pub enum Plant {
     LatePartProven,
     /// The user goes on writing over a new connection.
     WritesOverNewConnection,
+    /// The owner does not look whether a user reads or writes.
+    AccessIgnored,
+    /// The owner gives everybody who comes late the same reason.
+    ReasonGuessed,
 }
 
 #[cfg(any(test, feature = "sim"))]
 impl Plant {
     /// All of them.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 45] = [
         Self::FreeBeforeConfirm,
         Self::CountNotSet,
         Self::VerdictForgotten,
@@ -143,6 +147,8 @@ impl Plant {
         Self::OneSourceIsAll,
         Self::LatePartProven,
         Self::WritesOverNewConnection,
+        Self::AccessIgnored,
+        Self::ReasonGuessed,
     ];
 }
 

@@ -15,6 +15,15 @@ pub enum Access {
     Write,
 }
 
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "to be read",
+            Self::Write => "to be written",
+        })
+    }
+}
+
 /// Ranks of one user that will confirm at one rank of the owner: sorted, none twice, at least one.
 ///
 /// They are named in every message, because the owner knows of a user only what the user says. The set of one attempt never
@@ -107,6 +116,8 @@ pub enum Reason {
     Contradiction,
     /// This user's access was ended by the owner.
     Revoked,
+    /// It is leased to be read and the user writes, or the other way round.
+    Access,
     /// Something that this version does not know.
     #[serde(other)]
     Other,
@@ -128,6 +139,7 @@ impl fmt::Display for Reason {
             Self::Unknown => "unknown to the owner",
             Self::Contradiction => "it contradicts what was said before",
             Self::Revoked => "this user's access was ended",
+            Self::Access => "it is leased for the other access: to be read or to be written",
             Self::Other => "for a reason that this version does not know",
         })
     }

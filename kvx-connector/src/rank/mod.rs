@@ -56,6 +56,7 @@ use crate::ticket::Table;
 
 mod channel;
 mod digests;
+mod explain;
 mod fabrics;
 mod fetch;
 mod frame;

@@ -172,6 +172,8 @@ pub enum RankEvent {
         request: RequestNumber,
         /// Why, and whether it may be worth trying again.
         error: Arc<Error>,
+        /// Why the lease ended, or was refused by its owner, where that is why.
+        reason: Option<Reason>,
         /// Every one of this engine's blocks that is not proven good, as (group, id).
         blocks: BTreeSet<(u16, u32)>,
         /// Whether they must be kept until [`Unquarantined`](Self::Unquarantined).

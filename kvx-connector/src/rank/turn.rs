@@ -7,6 +7,7 @@ use kvx_core::id::Incarnation;
 use kvx_core::{Error, ErrorKind, Retry};
 
 use super::channel::{Channel, ChannelEvent};
+use super::explain::{explain, reason};
 use super::fabrics::Found;
 use super::fetch::Stage;
 use super::frame::{self, Frame};
@@ -306,14 +307,17 @@ impl<C: Channel> Rank<C> {
         }
         let report = std::mem::take(&mut fetch.report);
         let (quarantined, proven) = (false, fetch.order.options.proven);
-        let event = RankEvent::Failed { request, error, blocks, quarantined, proven, report };
+        let reason = None;
+        let event =
+            RankEvent::Failed { request, error, reason, blocks, quarantined, proven, report };
         self.ended(request, event);
     }
 
     fn owner_said(&mut self, output: owner::Output) {
         match output {
             owner::Output::Send { peer, message } => {
-                Watch::answered(peer, &message, self.grants.get(&message.lease()));
+                let granted = self.grants.get(&message.lease());
+                self.watch.answered(self.now, peer, &message, granted);
                 let fast = matches!(message, ToUser::Verdict(_));
                 self.send(peer, frame::to_user(&message), fast);
             }
@@ -453,7 +457,9 @@ impl<C: Channel> Rank<C> {
             self.watch.failed(self.now, fetch, outcome, &error, kept);
         }
         self.over(request, quarantined);
-        let event = RankEvent::Failed { request, error, blocks, quarantined, proven, report };
+        let reason = reason(why);
+        let event =
+            RankEvent::Failed { request, error, reason, blocks, quarantined, proven, report };
         self.ended(request, event);
     }
 
@@ -589,39 +595,4 @@ impl<C: Channel> Rank<C> {
 /// a time has a say in how busy this rank is.
 fn heartbeat(ttl: Duration) -> Duration {
     (ttl / 3).max(Duration::from_millis(20))
-}
-
-/// Why a request failed, for people.
-fn explain(why: Why, fetch: &super::fetch::Fetch) -> Error {
-    let engine = &fetch.order.engine;
-    let error = |kind, retry, text: String| {
-        Error::new(kind, "fetch", text)
-            .with_context("engine", engine)
-            .with_context("lease", fetch.order.lease)
-            .with_retry(retry)
-    };
-    match why {
-        Why::Ended(reason) => {
-            error(ErrorKind::Peer, Retry::Never, format!("the lease has ended: {reason}"))
-        }
-        Why::Stale => error(
-            ErrorKind::Peer,
-            Retry::Never,
-            "the lease ended before the last byte had arrived: what was read may be anything"
-                .into(),
-        ),
-        Why::PeerFailed => {
-            error(ErrorKind::Peer, Retry::Reconnect, "a rank could not be reached".into())
-        }
-        Why::PeerDown => {
-            error(ErrorKind::Peer, Retry::Reconnect, "the connection to a rank has ended".into())
-        }
-        Why::PeerGone => error(ErrorKind::Peer, Retry::Reconnect, "a rank is gone".into()),
-        Why::Transfer => error(ErrorKind::Fabric, Retry::Backoff, "a transfer failed".into()),
-        Why::Stage => error(ErrorKind::Internal, Retry::Backoff, "a stage of it failed".into()),
-        Why::Contradiction => {
-            error(ErrorKind::Peer, Retry::Never, "what was published contradicts itself".into())
-        }
-        Why::Deadline => error(ErrorKind::Fabric, Retry::Backoff, "its time was over".into()),
-    }
 }

@@ -380,7 +380,20 @@ impl Watch {
     }
 
     /// A user of a lease is answered.
-    pub(super) fn answered(peer: Incarnation, message: &ToUser, granted: Option<&Granted>) {
+    pub(super) fn answered(
+        &mut self,
+        now: Duration,
+        peer: Incarnation,
+        message: &ToUser,
+        granted: Option<&Granted>,
+    ) {
+        if message.why() == Some(Reason::Access)
+            && let Some(suppressed) = self.frames.pass(now)
+        {
+            let (lease, reader) = (message.lease(), message.reader());
+            let leased = granted.map(|granted| granted.order.access.to_string());
+            warn!(%peer, %lease, %reader, leased, suppressed, "refused: leased for the other access");
+        }
         if let (ToUser::Verdict(verdict), Some(granted)) = (message, granted) {
             let what = if verdict.held { "confirmed" } else { "stale" };
             debug!(parent: &granted.span, %peer, reader = %verdict.reader, "{what}");

@@ -90,12 +90,21 @@ pub type Fetched = std::result::Result<FetchReport, FetchFailure>;
 pub struct FetchFailure {
     /// Why. [`ErrorKind::Closed`]: it was given up on this side.
     pub error: Arc<Error>,
+    /// Why the lease ended, or was refused by its owner, where that is why: to be told apart without reading the error.
+    pub reason: Option<Reason>,
     /// This rank's blocks that are not proven good, as (group, id). None where it was given up, or the worker has ended: then all
     /// of the request's blocks are not.
     pub blocks: std::collections::BTreeSet<(u16, u32)>,
     /// Whether something in them may still move: they must not be used again before the worker says so
     /// ([`Worker::take_events`]).
     pub quarantined: bool,
+}
+
+impl FetchFailure {
+    fn without_blocks(error: Error, quarantined: bool) -> Self {
+        let (error, blocks) = (Arc::new(error), Default::default());
+        Self { error, reason: None, blocks, quarantined }
+    }
 }
 
 impl fmt::Display for FetchFailure {
@@ -452,19 +461,18 @@ impl Inside {
                         told.fetched.push((sender, Ok(report)));
                     }
                 }
-                RankEvent::Failed { request, error, blocks, quarantined, .. } => {
+                RankEvent::Failed { request, error, reason, blocks, quarantined, .. } => {
                     if let Some(sender) = self.fetches.remove(&request) {
-                        told.fetched
-                            .push((sender, Err(FetchFailure { error, blocks, quarantined })));
+                        let failure = FetchFailure { error, reason, blocks, quarantined };
+                        told.fetched.push((sender, Err(failure)));
                     }
                 }
                 RankEvent::Aborted { request, quarantined } => {
                     if let Some(sender) = self.fetches.remove(&request) {
                         let error =
                             Error::new(ErrorKind::Closed, "fetch", "it was given up on this side");
-                        let (error, blocks) = (Arc::new(error), Default::default());
-                        told.fetched
-                            .push((sender, Err(FetchFailure { error, blocks, quarantined })));
+                        let failure = FetchFailure::without_blocks(error, quarantined);
+                        told.fetched.push((sender, Err(failure)));
                     }
                 }
                 RankEvent::Freed { lease, why } => {
@@ -544,10 +552,7 @@ impl Future for Fetching {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.receiver).poll(context).map(|fetched| {
             self.over = true;
-            fetched.unwrap_or_else(|_| {
-                let (error, blocks) = (Arc::new(closed()), Default::default());
-                Err(FetchFailure { error, blocks, quarantined: true })
-            })
+            fetched.unwrap_or_else(|_| Err(FetchFailure::without_blocks(closed(), true)))
         })
     }
 }

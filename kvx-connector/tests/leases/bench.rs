@@ -51,19 +51,30 @@ pub(crate) fn grant(number: u64, access: Access) -> Grant {
 
 pub(crate) fn hold(number: u64, reader: Reader, set: &[u16]) -> ToOwner {
     let set = Ranks::new(set.iter().copied()).unwrap();
-    ToOwner::Hold(Hold { lease: lease(number), reader, set, have: 0, total: false, asks: true })
+    let lease = lease(number);
+    let (have, total, asks, access) = (0, false, true, None);
+    ToOwner::Hold(Hold { lease, reader, set, have, total, asks, access })
 }
 
 pub(crate) fn confirm(number: u64, reader: Reader, set: &[u16], nonce: u64) -> ToOwner {
     let set = Ranks::new(set.iter().copied()).unwrap();
     let nonce = Nonce(nonce);
     let lease = lease(number);
-    ToOwner::Confirm(Confirm { lease, reader, set, nonce, parts: 1, last: true, left_ms: 60_000 })
+    ToOwner::Confirm(Confirm {
+        lease,
+        reader,
+        set,
+        nonce,
+        parts: 1,
+        last: true,
+        left_ms: 60_000,
+        access: None,
+    })
 }
 
 pub(crate) fn release(number: u64, reader: Reader, set: &[u16]) -> ToOwner {
     let set = Ranks::new(set.iter().copied()).unwrap();
-    ToOwner::Release(Release { lease: lease(number), reader, set })
+    ToOwner::Release(Release { lease: lease(number), reader, set, access: None })
 }
 
 /// An owner and the time.
@@ -120,6 +131,25 @@ pub(crate) fn verdicts(out: &[owner::Output]) -> Vec<bool> {
         _ => None,
     };
     out.iter().filter_map(held).collect()
+}
+
+/// Why verdicts say that a lease had not held.
+pub(crate) fn reasons(out: &[owner::Output]) -> Vec<Option<Reason>> {
+    let why = |output: &owner::Output| match output {
+        owner::Output::Send { message: ToUser::Verdict(verdict), .. } => Some(verdict.why),
+        _ => None,
+    };
+    out.iter().filter_map(why).collect()
+}
+
+/// The same message from somebody who says what they do.
+pub(crate) fn saying(access: Access, mut message: ToOwner) -> ToOwner {
+    match &mut message {
+        ToOwner::Hold(Hold { access: said, .. })
+        | ToOwner::Confirm(Confirm { access: said, .. })
+        | ToOwner::Release(Release { access: said, .. }) => *said = Some(access),
+    }
+    message
 }
 
 /// Who is told that a lease has ended, and why.
@@ -184,8 +214,29 @@ impl Use {
 
     /// The owner answers a confirm.
     pub(crate) fn judge(&mut self, from: u8, asked: &Confirm, held: bool) -> Vec<user::Output> {
+        let why = (!held).then_some(Reason::Expired);
+        self.told(from, asked, held, why)
+    }
+
+    /// The owner says that a lease had not held, and perhaps why.
+    pub(crate) fn told_verdict(
+        &mut self,
+        from: u8,
+        asked: &Confirm,
+        why: Option<Reason>,
+    ) -> Vec<user::Output> {
+        self.told(from, asked, false, why)
+    }
+
+    fn told(
+        &mut self,
+        from: u8,
+        asked: &Confirm,
+        held: bool,
+        why: Option<Reason>,
+    ) -> Vec<user::Output> {
         let Confirm { lease, reader, nonce, .. } = *asked;
-        let message = ToUser::Verdict(Verdict { lease, reader, nonce, held });
+        let message = ToUser::Verdict(Verdict { lease, reader, nonce, held, why });
         self.tell(user::Input::Message { peer: peer(from), message })
     }
 

@@ -1,5 +1,6 @@
 //! Public failures of other systems, as far as they are of an owner.
 
+use kvx_connector::protocol::message::ToOwner;
 use kvx_connector::protocol::owner::{Config, Grant, Input, Output};
 use kvx_connector::protocol::{Access, LeaseName, Reason};
 
@@ -36,7 +37,7 @@ fn done_after_the_whole_set_and_not_before() {
 fn a_replica_that_is_not_read_is_freed_by_one_confirm() {
     let mut own = granted(Access::Read);
     let mut foreign = confirm(1, reader(1, 2), &[2], 5);
-    if let kvx_connector::protocol::message::ToOwner::Confirm(confirm) = &mut foreign {
+    if let ToOwner::Confirm(confirm) = &mut foreign {
         confirm.lease.owner = peer(77);
     }
     assert_eq!(verdicts(&own.hear(1, foreign)), [false]);
@@ -162,7 +163,7 @@ fn only_the_lease_itself_is_confirmed() {
     let mut own = granted(Access::Read);
     let with = |name: LeaseName| {
         let mut message = confirm(1, reader(1, 0), &[0], 5);
-        if let kvx_connector::protocol::message::ToOwner::Confirm(confirm) = &mut message {
+        if let ToOwner::Confirm(confirm) = &mut message {
             confirm.lease = name;
         }
         message

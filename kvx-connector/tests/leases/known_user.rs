@@ -104,7 +104,7 @@ fn stale_reads_fail_and_are_counted() {
     let out = user.ask(1, &[1], 2, Access::Read);
     let asked = settle_all(&mut user, &out);
     let out = user.judge(1, &asked[0].1, false);
-    assert_eq!((failed(&out), is_ready(&out)), (Some(Why::Stale), false));
+    assert_eq!((failed(&out), is_ready(&out)), (Some(Why::Stale(Some(Reason::Expired))), false));
     assert_eq!(user.user.counts().stale, 1);
 }
 

@@ -17,3 +17,5 @@ mod many;
 mod model;
 #[cfg(test)]
 mod planted;
+#[cfg(test)]
+mod told;

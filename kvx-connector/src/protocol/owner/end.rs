@@ -9,7 +9,7 @@ use super::{Output, Owner, Running};
 use crate::protocol::id::{LeaseName, Reader, TransferKey};
 use crate::protocol::message::{Ended, ToUser};
 use crate::protocol::plant::Plant;
-use crate::protocol::terms::{Access, Reason, StageNumber};
+use crate::protocol::terms::{Reason, StageNumber};
 
 impl Owner {
     /// Ends a held lease if its readers have left it nothing to wait for.
@@ -111,7 +111,7 @@ impl Owner {
                 out.push(Output::Send { peer: user.peer, message });
             }
         }
-        if why == Reason::Done && lease.access == Access::Write && lease.stages > 0 {
+        if why == Reason::Done && lease.is_written() && lease.stages > 0 {
             for known in lease.parts.values() {
                 lease.running += 1;
                 let (stage, part) = (StageNumber(self.next_stage), known.part.clone());
@@ -134,7 +134,7 @@ impl Owner {
         let Some(lease) = self.leases.get_mut(&name) else { return };
         let quiet = lease.is_quiet()
             || (ignores_writers && lease.running == 0)
-            || (ignores_stages && lease.access == Access::Read);
+            || (ignores_stages && !lease.is_written());
         if let State::Draining { why, .. } | State::Quarantined { why } = lease.state
             && quiet
         {
@@ -155,7 +155,7 @@ impl Owner {
         let State::Draining { why, revoke_at, quarantine_at } = &mut lease.state else { return };
         let (why, quarantine) = (*why, *quarantine_at <= now);
         let revoke = revoke_at.take_if(|at| *at <= now).is_some();
-        if revoke && lease.access == Access::Write {
+        if revoke && lease.is_written() {
             for (_, _, user) in lease.users() {
                 if user.stand.may_move() && self.revoking.insert(user.peer) {
                     out.push(Output::Revoke { peer: user.peer });
@@ -190,7 +190,7 @@ impl Owner {
         let goes_on = match lease.state {
             State::Held { .. } => true,
             State::Draining { why, .. } | State::Quarantined { why } => {
-                why == Reason::Done && lease.access == Access::Write
+                why == Reason::Done && lease.is_written()
             }
             State::Ended { .. } => false,
         };
@@ -243,9 +243,9 @@ impl Owner {
     fn change(&mut self, now: Duration, peer: Incarnation, to: Stand, out: &mut Vec<Output>) {
         let mut changed = Vec::new();
         for (name, lease) in &mut self.leases {
-            let (name, held, access) = (*name, lease.is_held(), lease.access);
+            let (name, held, writes) = (*name, lease.is_held(), lease.is_written());
             let quiet = to == Stand::Gone { quiet: true };
-            if matches!(lease.state, State::Ended { .. }) || (quiet && access == Access::Read) {
+            if matches!(lease.state, State::Ended { .. }) || (quiet && !writes) {
                 continue;
             }
             let before = changed.len();

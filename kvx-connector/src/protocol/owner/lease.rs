@@ -12,7 +12,8 @@ use crate::protocol::terms::{Access, Ranks, Reason};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Lease {
     pub(super) key: TransferKey,
-    pub(super) access: Access,
+    /// `None`: it was never granted.
+    pub(super) granted: Option<Access>,
     pub(super) ttl: Duration,
     /// When it ends, whoever extends it.
     pub(super) hard_at: Duration,
@@ -101,11 +102,8 @@ impl User {
     /// How many nonces are remembered: a reader waits for the verdict on one before it draws the next.
     const NONCES: usize = 4;
 
-    pub(super) const fn new(peer: Incarnation, access: Access) -> Self {
-        let stand = match access {
-            Access::Read => Stand::Active,
-            Access::Write => Stand::Waiting,
-        };
+    pub(super) const fn new(peer: Incarnation, writes: bool) -> Self {
+        let stand = if writes { Stand::Waiting } else { Stand::Active };
         Self {
             peer,
             stand,
@@ -162,7 +160,7 @@ impl Lease {
     pub(super) const fn never(key: TransferKey, why: Reason, forget_at: Duration) -> Self {
         Self {
             key,
-            access: Access::Read,
+            granted: None,
             ttl: Duration::ZERO,
             hard_at: Duration::ZERO,
             state: State::Ended { why, forget_at },
@@ -174,6 +172,17 @@ impl Lease {
             asked_until: Duration::ZERO,
             due: None,
         }
+    }
+
+    /// Whether its users write.
+    pub(super) const fn is_written(&self) -> bool {
+        matches!(self.granted, Some(Access::Write))
+    }
+
+    /// Whether it allows what a user says that it does.
+    pub(super) fn allows(&self, said: Option<Access>) -> bool {
+        let (Some(granted), Some(said)) = (self.granted, said) else { return true };
+        granted == said
     }
 
     pub(super) const fn is_held(&self) -> bool {
@@ -211,8 +220,7 @@ impl Lease {
 
     /// Whether nothing can move in the blocks any more but what only reads them.
     pub(super) fn is_quiet(&self) -> bool {
-        let writers =
-            self.access == Access::Write && self.users().any(|(_, _, user)| user.stand.may_move());
+        let writers = self.is_written() && self.users().any(|(_, _, user)| user.stand.may_move());
         self.running == 0 && !writers
     }
 }

@@ -19,7 +19,7 @@
 //! | | [`revoke_after`](Config::revoke_after) | writers' peers are revoked |
 //! | | [`quarantine_after`](Config::quarantine_after) | quarantined |
 //! | *quarantined* | every writer is quiescent and every stage over | free |
-//! | *ended*: freed, its verdicts remembered | readers may ask no more, [`keep_for`](Config::keep_for) has passed | forgotten |
+//! | *ended*: freed, its verdicts remembered | readers may ask no more, [`keep_for`](Config::keep_for) has passed | forgotten, but for why it ended |
 //!
 //! A reader *waits* (it wants to write while another attempt may still do so, and is not answered), *holds*, has *confirmed*,
 //! has *released*, or is *gone*. It is known from its first message on, which must come while the lease is held; it is bound to
@@ -35,6 +35,10 @@
 //!   A writer writes only after it was answered, and is answered only when nothing of another attempt can still move: what
 //!   is written last is of one attempt, also where the other's process has died. (Promises 1 and 3.)
 //! - *Held* ends at the latest when `hard` has passed, *draining* at the latest by quarantine. (Promise 4.)
+//! - A user that says that it reads what is to be written, or writes what is to be read, is refused before it is known as a
+//!   reader: it neither holds nor ends the lease, and a writer is never let in. (Promises 1 and 3.)
+//! - Whoever comes late is told why the lease ended, also when all else of it is forgotten
+//!   ([`max_past`](Config::max_past)).
 //! - What one peer says changes only readers that it has made known itself. All tables are bounded; what is refused or
 //!   forgotten for want of room is counted. (Promise 6.)
 //! - Whoever uses a lease when it ends is told at once.
@@ -43,6 +47,7 @@
 mod early;
 mod end;
 mod lease;
+mod past;
 mod talk;
 mod terms;
 
@@ -56,9 +61,10 @@ use kvx_core::id::Incarnation;
 use super::id::{LeaseName, Part, TransferKey};
 use super::message::ToOwner;
 use super::plant::{Plant, Planted};
-use super::terms::{Access, Reason, StageNumber};
+use super::terms::{Reason, StageNumber};
 use early::{Early, Kept};
 use lease::{Known, Lease, State};
+use past::Past;
 
 /// The leases of one rank. See the [module documentation](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +72,7 @@ pub struct Owner {
     config: Config,
     leases: BTreeMap<LeaseName, Lease>,
     early: Early,
+    past: Past,
     /// Leases that will be granted.
     expected: BTreeMap<LeaseName, TransferKey>,
     stages: BTreeMap<StageNumber, Running>,
@@ -96,6 +103,7 @@ impl Owner {
             config,
             leases: BTreeMap::new(),
             early: Early::default(),
+            past: Past::default(),
             expected: BTreeMap::new(),
             stages: BTreeMap::new(),
             next_stage: 0,
@@ -144,7 +152,10 @@ impl Owner {
     #[must_use]
     pub fn has_ended(&self, lease: LeaseName) -> bool {
         lease.owner != self.config.life
-            || self.leases.get(&lease).is_some_and(|known| !known.is_held())
+            || self
+                .leases
+                .get(&lease)
+                .map_or_else(|| self.past.why(lease).is_some(), |known| !known.is_held())
     }
 
     /// How many leases are not free.
@@ -219,7 +230,7 @@ impl Owner {
             }
         }
         while let Some((_, name)) = self.forget.pop_first_if(now) {
-            self.leases.remove(&name);
+            self.forget_one(name);
         }
     }
 
@@ -227,9 +238,16 @@ impl Owner {
     fn shrink(&mut self) {
         while self.forget.len() > self.config.max_ended {
             if let Some((_, name)) = self.forget.pop_first() {
-                self.leases.remove(&name);
+                self.forget_one(name);
                 self.counts.forgotten += 1;
             }
+        }
+    }
+
+    /// Forgets a lease that has ended, but for why it did.
+    fn forget_one(&mut self, name: LeaseName) {
+        if let Some(Lease { state: State::Ended { why, .. }, .. }) = self.leases.remove(&name) {
+            self.past.keep(name, why, self.config.max_past);
         }
     }
 
@@ -264,12 +282,13 @@ impl Owner {
             }
         }
         self.expected.remove(&name);
+        self.past.forget(name);
         self.counts.granted += 1;
         let hard_at = now + hard;
         let state = State::Held { expires: (now + ttl).min(hard_at) };
         let lease = Lease {
             key,
-            access,
+            granted: Some(access),
             ttl,
             hard_at,
             state,
@@ -325,7 +344,7 @@ impl Owner {
             }
         }
         let most = lease.total.unwrap_or(u32::MAX).min(self.config.max_parts);
-        let staged = lease.access == Access::Read && lease.stages > 0;
+        let staged = !lease.is_written() && lease.stages > 0;
         let early = self.planted.has(Plant::PublishedBeforeStage);
         let mut fresh = Vec::new();
         for part in parts {
@@ -368,6 +387,9 @@ impl Owner {
         }
         if self.planted.has(Plant::EarlyForgotten) {
             return;
+        }
+        if let Some(why) = self.past.why(name) {
+            return self.long_after(peer, &message, why, out);
         }
         match self.early.keep(peer, message, &self.config) {
             Kept::First => {

@@ -12,7 +12,7 @@ use crate::protocol::message::{
     Confirm, Ended, Hold, PartList, Released, ToOwner, ToUser, Verdict,
 };
 use crate::protocol::plant::Plant;
-use crate::protocol::terms::{Access, Reason};
+use crate::protocol::terms::Reason;
 
 impl Owner {
     /// Answers that a message cannot be taken.
@@ -24,15 +24,45 @@ impl Owner {
         out: &mut Vec<Output>,
     ) {
         let (lease, reader) = (message.lease(), message.reader());
+        let reason = self.named(reason);
         let message = match message {
             ToOwner::Hold(_) => ToUser::Ended(Ended { lease, reader, reason }),
             ToOwner::Confirm(Confirm { nonce, .. }) => {
                 self.counts.stale += 1;
-                ToUser::Verdict(Verdict { lease, reader, nonce: *nonce, held: false })
+                let (nonce, why) = (*nonce, Some(reason));
+                ToUser::Verdict(Verdict { lease, reader, nonce, held: false, why })
             }
             ToOwner::Release(_) => ToUser::Released(Released { lease, reader }),
         };
         out.push(Output::Send { peer, message });
+    }
+
+    /// The reason as it is told.
+    fn named(&self, reason: Reason) -> Reason {
+        if self.planted.has(Plant::ReasonGuessed) { Reason::Expired } else { reason }
+    }
+
+    /// Answers a message about a lease of which only this is known: why it ended.
+    pub(super) fn long_after(
+        &mut self,
+        peer: Incarnation,
+        message: &ToOwner,
+        why: Reason,
+        out: &mut Vec<Output>,
+    ) {
+        self.counts.late += 1;
+        self.counts.late_holds += u64::from(matches!(message, ToOwner::Hold(_)));
+        let (lease, reader) = (message.lease(), message.reader());
+        match message {
+            ToOwner::Hold(_) if why == Reason::Empty => {
+                send_parts(lease, reader, peer, &[], Some(0), out);
+            }
+            ToOwner::Confirm(Confirm { nonce, .. }) if why == Reason::Empty => {
+                let verdict = Verdict { lease, reader, nonce: *nonce, held: true, why: None };
+                out.push(Output::Send { peer, message: ToUser::Verdict(verdict) });
+            }
+            _ => self.refuse(peer, message, why, out),
+        }
     }
 
     /// Answers a message about a lease that is known, and ends the lease if that was the last to wait for.
@@ -62,7 +92,11 @@ impl Owner {
         let most = self.config.max_attempts;
         let Some(lease) = self.leases.get_mut(&name) else { return };
         let held = lease.is_held();
-        let refused = find(lease, peer, &message, most, any, replaces).err();
+        let allows = lease.allows(message.access()) || self.planted.has(Plant::AccessIgnored);
+        let refused = match allows {
+            true => find(lease, peer, &message, most, any, replaces).err(),
+            false => Some(Reason::Access),
+        };
         match (refused, &lease.state) {
             (None, State::Held { .. }) => self.while_held(now, name, peer, message, out),
             (None | Some(Reason::Unknown), State::Draining { why, .. })
@@ -129,10 +163,11 @@ impl Owner {
                 let left = Duration::from_millis(left_ms.into()).min(self.config.keep_at_most);
                 // The reader's clock may be slower.
                 lease.asked_until = lease.asked_until.max(now + left + left / 8);
-                if first && lease.access == Access::Write {
+                if first && lease.is_written() {
                     out.push(Output::Written { lease: name, reader, parts, last });
                 }
-                let message = ToUser::Verdict(Verdict { lease: name, reader, nonce, held: true });
+                let verdict = Verdict { lease: name, reader, nonce, held: true, why: None };
+                let message = ToUser::Verdict(verdict);
                 out.push(Output::Send { peer, message });
                 if !last && stand.is_open() {
                     self.extend(now, name);
@@ -185,7 +220,9 @@ impl Owner {
                     user.stand = Stand::Released;
                 }
                 self.counts.stale += u64::from(!held);
-                let message = ToUser::Verdict(Verdict { lease: name, reader, nonce: *nonce, held });
+                let why = (!held).then(|| self.named(why));
+                let verdict = Verdict { lease: name, reader, nonce: *nonce, held, why };
+                let message = ToUser::Verdict(verdict);
                 out.push(Output::Send { peer, message });
                 self.settle(now, name, out);
             }
@@ -268,7 +305,7 @@ fn find<'a>(
     replaces: bool,
 ) -> Result<&'a mut User, Reason> {
     let reader = message.reader();
-    let (held, access) = (lease.is_held(), lease.access);
+    let (held, writes) = (lease.is_held(), lease.is_written());
     let known = lease.attempts.len();
     let users = match lease.attempts.entry(reader.attempt) {
         Entry::Occupied(entry) => entry.into_mut(),
@@ -285,7 +322,7 @@ fn find<'a>(
     if !users.readers.contains_key(&reader.rank) && !held {
         return Err(Reason::Unknown);
     }
-    let user = users.readers.entry(reader.rank).or_insert_with(|| User::new(peer, access));
+    let user = users.readers.entry(reader.rank).or_insert_with(|| User::new(peer, writes));
     if user.peer != peer && !any {
         return Err(Reason::Contradiction);
     }

@@ -159,6 +159,9 @@ pub struct Config {
     pub max_leases: usize,
     /// Most leases that are remembered after they were freed; the one that is due first is forgotten first. 65,536.
     pub max_ended: usize,
+    /// Most leases of which only why they ended is remembered after that; those with the lowest numbers are forgotten first.
+    /// 65,536, of some 40 bytes.
+    pub max_past: usize,
     /// Most attempts of one lease. 16.
     pub max_attempts: usize,
     /// Most parts of one lease. 65,536.
@@ -187,6 +190,7 @@ impl Config {
             life,
             max_leases: 65_536,
             max_ended: 65_536,
+            max_past: 65_536,
             max_attempts: 16,
             max_parts: 65_536,
             max_early: 16_384,
@@ -230,7 +234,7 @@ pub struct Counts {
     pub late_holds: u64,
     /// Messages for a lease of another life of the engine.
     pub other_life: u64,
-    /// Messages that contradict earlier ones.
+    /// Messages that contradict earlier ones, or what the lease allows.
     pub contradictions: u64,
     /// Grants, parts and attempts for which there was no room.
     pub full: u64,

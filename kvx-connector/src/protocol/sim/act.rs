@@ -150,9 +150,9 @@ impl World {
         req.flying += 1;
         let (owner, owner_life) = req.sources[usize::from(source)];
         let mine = req.blocks.get(&(source, part.number)).copied();
-        let job = req.job;
+        let (job, access) = (req.job, req.access);
         self.users[seat].transfers.insert(transfer, request);
-        let (access, lease) = (self.jobs[job].access, self.jobs[job].lease);
+        let lease = self.jobs[job].lease;
         let theirs = self.granted[job].blocks.get(&(owner, seat, part.number)).copied();
         let there = self.owners[owner].process.life == owner_life;
         let up = self.users[seat].connections.get(&owner_life) == Some(&Connection::Up);

@@ -29,6 +29,7 @@ impl World {
         let req = Req {
             job,
             reader: ask.reader,
+            access: ask.access,
             sources,
             blocks,
             deadline: now + ask.deadline,

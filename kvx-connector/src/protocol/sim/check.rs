@@ -171,6 +171,9 @@ impl World {
                 }
                 owner::Output::Send { peer, message: ToUser::Ended(ended) } => {
                     told.entry(ended.lease).or_default().insert((ended.reader, *peer));
+                    if let Some(spec) = owner.specs.get(&ended.lease) {
+                        spec.explained(ended.lease, now, ended.reason)?;
+                    }
                 }
                 owner::Output::Send { message: ToUser::Parts(list), .. } => {
                     if let Some(spec) = owner.specs.get_mut(&list.lease) {
@@ -181,7 +184,13 @@ impl World {
                     due.remove(&(verdict.lease, verdict.reader, verdict.nonce));
                     let asked = (verdict.reader, verdict.nonce);
                     match owner.specs.get(&verdict.lease) {
-                        Some(spec) => spec.judged(verdict.lease, now, asked, verdict.held)?,
+                        Some(spec) => {
+                            spec.judged(verdict.lease, now, asked, verdict.held)?;
+                            ensure!(verdict.held == verdict.why.is_none(), "no reason is told");
+                            if let Some(why) = verdict.why {
+                                spec.explained(verdict.lease, now, why)?;
+                            }
+                        }
                         None => ensure!(!verdict.held, "a lease that never was is confirmed"),
                     }
                 }

@@ -3,7 +3,7 @@
 use kvx_core::id::Incarnation;
 use rand::RngExt as _;
 
-use super::script::{Climate, Job};
+use super::script::{Climate, Job, other};
 use super::world::{Event, Granted, World};
 use crate::protocol::id::{Attempt, LeaseName, Reader};
 use crate::protocol::owner::{self, Grant};
@@ -141,6 +141,9 @@ impl World {
         let aborted = aborted.then(|| self.dice.among(0, 200_000));
         let queue = u64::try_from(self.setting.ttl.as_micros()).unwrap_or(0) * 3;
         let queued = self.dice.among(0, queue.min(900_000));
+        // An engine that is mistaken: not among those who do not say what they do.
+        let mistaken = wild && !self.setting.earlier && self.dice.chance(1, 25);
+        let access = if mistaken { other(job.access) } else { job.access };
         for user in 0..self.users.len() {
             let Some(sources) = self.sources(at, user) else { continue };
             // A rank that never hears of it.
@@ -155,7 +158,7 @@ impl World {
                 request,
                 key: job.key.clone(),
                 lease: job.lease,
-                access: job.access,
+                access,
                 reader: Reader { attempt, rank: u16::try_from(user).unwrap_or(0) },
                 sources,
                 deadline: self.setting.deadline,

@@ -64,6 +64,8 @@ impl World {
         let req = self.req(seat, request)?.clone();
         ensure!(!req.over, "{request:?} is ready, and was over");
         ensure!(req.flying + req.staging == 0, "{request:?} is ready, and something still moves");
+        let leased = self.jobs[req.job].access;
+        ensure!(req.access == leased, "{request:?} is ready, and the lease is {leased}");
         let lease = self.jobs[req.job].lease;
         for (owner, life) in &req.sources {
             let owner = &self.owners[*owner];
@@ -114,7 +116,7 @@ impl World {
         unproven: &[Unproven],
     ) -> Verdict {
         self.report.failed += 1;
-        self.report.stale += u64::from(why == Why::Stale);
+        self.report.stale += u64::from(matches!(why, Why::Stale(_)));
         let req = self.req(seat, request)?.clone();
         ensure!(
             self.setting.climate == Climate::Wild,
@@ -130,13 +132,13 @@ impl World {
                     || spec.is_none_or(|it| it.over == Some(reason) || it.cause == Some(reason))
             };
             // The last: its own process contradicted itself, see `lie`.
-            let other = [Reason::Unknown, Reason::Revoked, Reason::Contradiction];
+            let other = [Reason::Unknown, Reason::Revoked, Reason::Contradiction, Reason::Access];
             other.contains(&reason) || req.sources.iter().any(ended)
         };
         let right = match why {
             Why::Ended(reason) => over(reason),
             // The owner's verdicts are checked.
-            Why::Stale => true,
+            Why::Stale(_) => true,
             Why::PeerFailed | Why::PeerDown | Why::PeerGone => {
                 peers().any(|life| req.lost.contains(life))
             }

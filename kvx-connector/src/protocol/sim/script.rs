@@ -57,6 +57,14 @@ impl Dice {
     }
 }
 
+/// What a user does that is mistaken in what it may do.
+pub(super) const fn other(access: Access) -> Access {
+    match access {
+        Access::Read => Access::Write,
+        Access::Write => Access::Read,
+    }
+}
+
 /// Times and rates of one run. Times are microseconds of the world's clock, unless they are durations, which are of a machine's.
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
@@ -77,6 +85,8 @@ pub(super) struct Setting {
     pub(super) hard: Duration,
     pub(super) deadline: Duration,
     pub(super) encoded: bool,
+    /// Whether nobody says what later versions have added.
+    pub(super) earlier: bool,
     pub(super) owner: owner::Config,
     pub(super) user: user::Config,
 }
@@ -131,6 +141,7 @@ impl Setting {
             hard,
             deadline,
             encoded: seed % 16 == 5,
+            earlier: seed % 5 == 3,
             owner,
             user,
         }

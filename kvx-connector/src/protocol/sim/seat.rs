@@ -10,7 +10,7 @@ use super::spec::Spec;
 use crate::protocol::id::{LeaseName, Reader};
 use crate::protocol::message::ToOwner;
 use crate::protocol::owner::Owner;
-use crate::protocol::terms::{RequestNumber, StageNumber, TransferNumber};
+use crate::protocol::terms::{Access, RequestNumber, StageNumber, TransferNumber};
 use crate::protocol::user::User;
 
 /// A clock that runs at its own rate, from its own beginning.
@@ -96,6 +96,8 @@ pub(super) enum Connection {
 pub(super) struct Req {
     pub(super) job: usize,
     pub(super) reader: Reader,
+    /// What it does: that of the lease, but where the engine is mistaken.
+    pub(super) access: Access,
     /// The ranks of the owner and their lives at that time.
     pub(super) sources: Vec<(usize, Incarnation)>,
     /// Its blocks, by source and part, and what each holds after the stages.

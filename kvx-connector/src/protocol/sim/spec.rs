@@ -16,6 +16,7 @@ use super::ensure;
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
     pub(super) access: Access,
+    granted_at: Duration,
     ttl: Duration,
     hard_at: Duration,
     expires: Duration,
@@ -58,6 +59,7 @@ impl Spec {
     pub(super) fn new(access: Access, now: Duration, ttl: Duration, hard: Duration) -> Self {
         Self {
             access,
+            granted_at: now,
             ttl,
             hard_at: now + hard,
             expires: now + ttl.min(hard),
@@ -102,7 +104,8 @@ impl Spec {
             return;
         }
         let (reader, set) = (message.reader(), message.set().as_slice());
-        if !set.contains(&reader.rank) {
+        let other = message.access().is_some_and(|access| access != self.access);
+        if other || !set.contains(&reader.rank) {
             return;
         }
         let users = self
@@ -224,6 +227,22 @@ impl Spec {
             held || !came || forgotten,
             "{name}: {reader} is told that it had ended, and it held"
         );
+        Ok(())
+    }
+
+    /// The owner says to a user why it may not, or may no longer, use the lease.
+    pub(super) fn explained(
+        &self,
+        name: LeaseName,
+        now: Duration,
+        why: Reason,
+    ) -> Result<(), Violation> {
+        let refused = [Reason::Contradiction, Reason::Full, Reason::Revoked, Reason::Access];
+        // What waited for the grant until this moment has waited too long.
+        let right = refused.contains(&why)
+            || (why == Reason::Unknown && now == self.granted_at)
+            || (self.over.is_some() && [self.over, self.cause].contains(&Some(why)));
+        ensure!(right, "{name}: {why} is told, and it is not so: over {:?}", self.over);
         Ok(())
     }
 

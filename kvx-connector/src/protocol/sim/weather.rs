@@ -1,6 +1,7 @@
 //! What is done to processes and connections, and the end of the world.
 
 use super::ensure;
+use super::script::other;
 use super::world::{Event, Verdict, World};
 use crate::protocol::id::Nonce;
 use crate::protocol::message::{
@@ -121,7 +122,7 @@ impl World {
             return;
         }
         let (name, spec) = specs[self.dice.index(specs.len())];
-        let (name, readers) = (*name, spec.readers());
+        let (name, readers, spec_access) = (*name, spec.readers(), spec.access);
         if readers.is_empty() {
             return;
         }
@@ -129,7 +130,8 @@ impl World {
         let life = self.owners[owner].process.life;
         // From a stranger all of it, from the reader itself with another set, or of another life or epoch.
         let (mut lease, mut from, mut set) = (name, stranger, set);
-        match self.dice.index(4) {
+        let mut access = spec_access;
+        match self.dice.index(5) {
             0 => {
                 from = peer;
                 set = if set.len() > 1 { vec![reader.rank] } else { vec![reader.rank, 900] };
@@ -142,13 +144,26 @@ impl World {
                 from = peer;
                 lease.epoch += 7;
             }
+            3 => {
+                from = peer;
+                access = other(access);
+            }
             _ => {}
         }
         let Ok(set) = Ranks::new(set) else { return };
         let nonce = Nonce(self.dice.among(0, u64::MAX - 1));
         let last = self.dice.chance(2, 3);
+        let access = Some(access);
         let message = match self.dice.index(3) {
-            0 => ToOwner::Hold(Hold { lease, reader, set, have: 0, total: false, asks: true }),
+            0 => ToOwner::Hold(Hold {
+                lease,
+                reader,
+                set,
+                have: 0,
+                total: false,
+                asks: true,
+                access,
+            }),
             1 => ToOwner::Confirm(Confirm {
                 lease,
                 reader,
@@ -157,15 +172,16 @@ impl World {
                 parts: 1,
                 last,
                 left_ms: 100,
+                access,
             }),
-            _ => ToOwner::Release(Release { lease, reader, set }),
+            _ => ToOwner::Release(Release { lease, reader, set, access }),
         };
         let input = owner::Input::Message { peer: from, message };
         self.after(0, Event::Owner(owner, life, input));
         // And to a user, in the owner's name.
         let message = match self.dice.index(3) {
             0 => ToUser::Ended(Ended { lease: name, reader, reason: Reason::Aborted }),
-            1 => ToUser::Verdict(Judged { lease: name, reader, nonce, held: last }),
+            1 => ToUser::Verdict(Judged { lease: name, reader, nonce, held: last, why: None }),
             _ => ToUser::Parts(PartList { lease: name, reader, parts: Vec::new(), total: Some(0) }),
         };
         let judged = matches!(message, ToUser::Verdict(_));

@@ -13,7 +13,7 @@ use super::script::{Climate, Dice, Job, Setting};
 use super::seat::{Clock, OwnerSeat, Process, UserSeat};
 use super::{Report, ensure};
 use crate::protocol::id::LeaseName;
-use crate::protocol::message::{ToOwner, ToUser};
+use crate::protocol::message::{Confirm, Hold, Release, ToOwner, ToUser};
 use crate::protocol::owner::{self, Owner};
 use crate::protocol::plant::Plant;
 use crate::protocol::terms::RequestNumber;
@@ -333,7 +333,14 @@ impl World {
         let Some(seat) = self.owners.iter().position(|seat| seat.process.life == to) else {
             return;
         };
-        let message = if self.setting.encoded { carried(message) } else { message.clone() };
+        let mut message = if self.setting.encoded { carried(message) } else { message.clone() };
+        if let ToOwner::Hold(Hold { access, .. })
+        | ToOwner::Confirm(Confirm { access, .. })
+        | ToOwner::Release(Release { access, .. }) = &mut message
+            && self.setting.earlier
+        {
+            *access = None;
+        }
         for way in self.ways().into_iter().flatten() {
             let input = owner::Input::Message { peer: from, message: message.clone() };
             self.after(way, Event::Owner(seat, to, input));
@@ -344,7 +351,12 @@ impl World {
         let Some(seat) = self.users.iter().position(|seat| seat.process.life == to) else {
             return;
         };
-        let message = if self.setting.encoded { carried(message) } else { message.clone() };
+        let mut message = if self.setting.encoded { carried(message) } else { message.clone() };
+        if let ToUser::Verdict(verdict) = &mut message
+            && self.setting.earlier
+        {
+            verdict.why = None;
+        }
         for way in self.ways().into_iter().flatten() {
             let input = user::Input::Message { peer: from, message: message.clone() };
             self.after(way, Event::User(seat, to, input));

@@ -8,7 +8,7 @@ use kvx_core::id::Incarnation;
 use super::request::{How, Phase, State, Work};
 use super::{Output, User, Why};
 use crate::protocol::plant::Plant;
-use crate::protocol::terms::{Access, RequestNumber};
+use crate::protocol::terms::{Access, Reason, RequestNumber};
 
 impl User {
     /// A request fails, by one of its sources or as a whole.
@@ -75,8 +75,12 @@ impl User {
         }
         let (lease, reader, access) = (request.lease, request.reader, request.access);
         let source = &mut request.sources[at];
-        let over = access == Access::Read
-            && matches!(source.phase, Phase::Failed(Why::Ended(_) | Why::Stale));
+        let over = match source.phase {
+            // It was never let in.
+            Phase::Failed(Why::Ended(Reason::Access) | Why::Stale(Some(Reason::Access))) => true,
+            Phase::Failed(Why::Ended(_) | Why::Stale(_)) => access == Access::Read,
+            _ => false,
+        };
         // Its owner is told even so, should it come back: it keeps what may be written.
         let gone = access == Access::Read && source.phase == Phase::Failed(Why::PeerGone);
         if source.released || source.phase == Phase::Proven || over || gone {
@@ -91,7 +95,7 @@ impl User {
         let entry = self.peers.entry(peer).or_default();
         entry.need(peer, out);
         let ready = entry.ready;
-        self.releases.begin(now, (peer, lease, reader), set, ready, &mut self.shared);
+        self.releases.begin(now, (peer, lease, reader), (set, access), ready, &mut self.shared);
     }
 
     /// Something of a request that ends has settled.

@@ -163,6 +163,7 @@ impl Request {
             have: if known { u32::MAX } else { source.have() },
             total: known || source.total.is_some(),
             asks: writes && !source.admitted,
+            access: Some(self.access),
         });
         out.push(Output::Send { peer: source.peer, message, route: Route::Control });
     }
@@ -277,6 +278,7 @@ impl Request {
             parts: asking.covers,
             last,
             left_ms: Confirm::millis(left),
+            access: Some(self.access),
         });
         // What is repeated may have been lost with the data.
         let route = if asking.sent == 1 && source.data { Route::WithData } else { Route::Control };

@@ -111,7 +111,7 @@ impl User {
             self.advance(now, number, out);
         } else {
             self.shared.counts.stale += 1;
-            self.fail(now, number, Some(at), Why::Stale, out);
+            self.fail(now, number, Some(at), Why::Stale(verdict.why), out);
         }
     }
 }

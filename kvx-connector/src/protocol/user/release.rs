@@ -9,7 +9,7 @@ use super::flow::Shared;
 use super::{Output, Route};
 use crate::protocol::id::{LeaseName, Reader};
 use crate::protocol::message::{Release, ToOwner};
-use crate::protocol::terms::Ranks;
+use crate::protocol::terms::{Access, Ranks};
 
 type Key = (Incarnation, LeaseName, Reader);
 
@@ -25,6 +25,7 @@ pub(super) struct Releases {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Waiting {
     set: Ranks,
+    access: Access,
     sent: u8,
     /// `None`: its peer cannot be reached at present.
     due: Option<Duration>,
@@ -37,7 +38,7 @@ impl Releases {
         &mut self,
         now: Duration,
         key: Key,
-        set: Ranks,
+        (set, access): (Ranks, Access),
         ready: bool,
         shared: &mut Shared,
     ) {
@@ -49,7 +50,7 @@ impl Releases {
         let (due, until) = (ready.then_some(now), now + shared.config.release_for);
         self.due.extend(due.map(|due| (due, key)));
         self.ends.insert((until, key));
-        self.waiting.insert(key, Waiting { set, sent: 0, due, until });
+        self.waiting.insert(key, Waiting { set, access, sent: 0, due, until });
     }
 
     pub(super) fn lapse(&mut self, now: Duration, shared: &mut Shared, out: &mut Vec<Output>) {
@@ -74,7 +75,8 @@ impl Releases {
             waiting.due = Some(next);
             self.due.insert((next, key));
             let (peer, lease, reader) = key;
-            let message = ToOwner::Release(Release { lease, reader, set: waiting.set.clone() });
+            let (set, access) = (waiting.set.clone(), Some(waiting.access));
+            let message = ToOwner::Release(Release { lease, reader, set, access });
             out.push(Output::Send { peer, message, route: Route::Control });
         }
     }

@@ -287,8 +287,9 @@ pub struct Unproven {
 pub enum Why {
     /// The owner says that the lease has ended.
     Ended(Reason),
-    /// The owner says that the lease did not hold any more when the last byte had arrived: what was read may be anything.
-    Stale,
+    /// The owner says that the lease did not hold any more when the last byte had arrived, and why, unless it is of an earlier
+    /// version: what was read may be anything.
+    Stale(Option<Reason>),
     /// A peer could not be reached.
     PeerFailed,
     /// The connection to a peer to which it wrote has ended.

@@ -11,10 +11,13 @@ use super::*;
 use crate::integrity::{Digest, Rows};
 use crate::protocol::message::{Confirm, Ended, Hold, PartList, Release, Released, Verdict};
 use crate::protocol::peers::{Message, Refusal};
-use crate::protocol::{Attempt, Nonce, Part, Ranks, Reason};
+use crate::protocol::{Access, Attempt, Nonce, Part, Ranks, Reason};
 
 /// Name and bytes of each, in hexadecimal.
 const SCHEMA_1: &str = include_str!("schema-1.txt");
+
+/// The same with what has been added to messages since, where they say it.
+const ADDED: &str = include_str!("schema-1-added.txt");
 
 fn life(byte: u8) -> Incarnation {
     Incarnation::from_bytes([byte; 16])
@@ -37,7 +40,15 @@ fn part(number: u32, group: Option<u16>) -> Part {
 }
 
 fn hold() -> Hold {
-    Hold { lease: lease(), reader: reader(), set: set(), have: 4, total: true, asks: true }
+    Hold {
+        lease: lease(),
+        reader: reader(),
+        set: set(),
+        have: 4,
+        total: true,
+        asks: true,
+        access: None,
+    }
 }
 
 fn to_owners() -> Vec<(&'static str, ToOwner)> {
@@ -50,11 +61,12 @@ fn to_owners() -> Vec<(&'static str, ToOwner)> {
         parts: 2,
         last: false,
         left_ms: 29_000,
+        access: None,
     };
     vec![
         ("hold", ToOwner::Hold(hold())),
         ("confirm", ToOwner::Confirm(confirm)),
-        ("release", ToOwner::Release(Release { lease, reader, set })),
+        ("release", ToOwner::Release(Release { lease, reader, set, access: None })),
     ]
 }
 
@@ -64,7 +76,10 @@ fn to_users() -> Vec<(&'static str, ToUser)> {
     vec![
         ("parts", ToUser::Parts(PartList { lease, reader, parts, total: Some(2) })),
         ("parts_open", ToUser::Parts(PartList { lease, reader, parts: Vec::new(), total: None })),
-        ("verdict", ToUser::Verdict(Verdict { lease, reader, nonce: Nonce(5), held: true })),
+        (
+            "verdict",
+            ToUser::Verdict(Verdict { lease, reader, nonce: Nonce(5), held: true, why: None }),
+        ),
         ("ended", ToUser::Ended(Ended { lease, reader, reason: Reason::Preempted })),
         ("released", ToUser::Released(Released { lease, reader })),
     ]
@@ -141,6 +156,28 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
+/// Messages that say what has been added.
+fn added() -> Vec<(&'static str, Vec<u8>)> {
+    let (lease, reader) = (lease(), reader());
+    let hold = ToOwner::Hold(Hold { access: Some(Access::Read), ..hold() });
+    let confirm = match to_owners().remove(1).1 {
+        ToOwner::Confirm(it) => ToOwner::Confirm(Confirm { access: Some(Access::Write), ..it }),
+        other => other,
+    };
+    let access = Some(Access::Read);
+    let release = ToOwner::Release(Release { lease, reader, set: set(), access });
+    let why = Some(Reason::Expired);
+    let verdict = ToUser::Verdict(Verdict { lease, reader, nonce: Nonce(5), held: false, why });
+    let ended = ToUser::Ended(Ended { lease, reader, reason: Reason::Access });
+    vec![
+        ("hold_access", to_owner(&hold).unwrap()),
+        ("confirm_access", to_owner(&confirm).unwrap()),
+        ("release_access", to_owner(&release).unwrap()),
+        ("verdict_why", to_user(&verdict).unwrap()),
+        ("ended_access", to_user(&ended).unwrap()),
+    ]
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -155,6 +192,40 @@ fn what_is_written_is_the_first_schema() {
     let now: String =
         written().iter().map(|(name, bytes)| format!("{name} {}\n", hex(bytes))).collect();
     assert_eq!(now, SCHEMA_1, "what goes between two engines has changed: see docs/protocol.md");
+}
+
+#[test]
+fn what_has_been_added_since_is_said_by_name() {
+    let now: String =
+        added().iter().map(|(name, bytes)| format!("{name} {}\n", hex(bytes))).collect();
+    assert_eq!(now, ADDED, "what goes between two engines has changed: see docs/protocol.md");
+    for (name, bytes) in added() {
+        let again = match read(&bytes).unwrap().unwrap() {
+            Frame::ToOwner(it) => to_owner(&it).unwrap(),
+            Frame::ToUser(it) => to_user(&it).unwrap(),
+            other => panic!("{name}: {other:?}"),
+        };
+        assert_eq!(again, bytes, "{name}");
+    }
+}
+
+/// A reason of a later version is one that this one does not know, and no fault of the message.
+#[test]
+fn a_later_reason_is_read() {
+    #[derive(Serialize)]
+    enum LaterToUser {
+        Verdict { lease: LeaseName, reader: Reader, nonce: Nonce, held: bool, why: &'static str },
+        Ended { lease: LeaseName, reader: Reader, reason: &'static str },
+    }
+    let (lease, reader, nonce) = (lease(), reader(), Nonce(5));
+    let verdict = LaterToUser::Verdict { lease, reader, nonce, held: false, why: "Eclipsed" };
+    let read_back = framed(TO_USER, &verdict).unwrap();
+    let why = Some(Reason::Other);
+    let expected = ToUser::Verdict(Verdict { lease, reader, nonce, held: false, why });
+    assert_eq!(read(&read_back).unwrap(), Some(Frame::ToUser(expected)));
+    let ended = framed(TO_USER, &LaterToUser::Ended { lease, reader, reason: "Eclipsed" }).unwrap();
+    let expected = ToUser::Ended(Ended { lease, reader, reason: Reason::Other });
+    assert_eq!(read(&ended).unwrap(), Some(Frame::ToUser(expected)));
 }
 
 #[test]

@@ -196,7 +196,9 @@ impl Book {
             let report = FetchReport::default();
             let (blocks, proven) = (BTreeSet::new(), BTreeSet::new());
             let (error, quarantined) = (Arc::new(error), false);
-            let event = RankEvent::Failed { request, error, blocks, quarantined, proven, report };
+            let reason = None;
+            let event =
+                RankEvent::Failed { request, error, reason, blocks, quarantined, proven, report };
             self.load_event(event, now, rank);
         }
     }
@@ -338,7 +340,7 @@ impl Book {
                     _ => self.loaded(number),
                 }
             }
-            RankEvent::Failed { request, error, blocks, quarantined, proven, report } => {
+            RankEvent::Failed { request, error, blocks, quarantined, proven, report, .. } => {
                 self.out.moved(&report);
                 let failure = Failure { error, blocks, quarantined, proven };
                 self.failed(request, failure, now, rank);

@@ -1,0 +1,87 @@
+//! What whoever comes too late, or with a ticket for something else, is told by an engine.
+
+use std::time::Duration;
+
+use kvx_connector::engine::EngineSetup;
+use kvx_connector::protocol::{Access, Reason};
+use kvx_connector::ticket::Ticket;
+use kvx_connector::worker::FetchFailure;
+
+use crate::{TOKENS, Two, key};
+
+/// A ticket whose lease has ended so.
+async fn ended_by(two: &Two, why: Reason) -> Ticket {
+    let published = two.publish(&format!("{why:?}"));
+    let ticket = published.ticket().clone();
+    match why {
+        Reason::Done => drop(two.fetch(&ticket).over().await.unwrap()),
+        Reason::Released => {
+            let fetch = two.fetch(&ticket);
+            fetch.abort();
+            drop(fetch.over().await);
+        }
+        Reason::Expired => {}
+        why => published.withdraw(why),
+    }
+    assert_eq!(published.over().await.unwrap(), [why]);
+    ticket
+}
+
+fn assert_told(failure: &FetchFailure, why: Reason, text: &str) {
+    assert_eq!(failure.reason, Some(why), "{failure}");
+    assert!(failure.to_string().contains(text), "{failure}");
+    assert!(failure.error.remedy().is_some(), "{failure}");
+    assert_eq!((failure.blocks.len(), failure.quarantined), (4, false), "{failure}");
+}
+
+#[tokio::test]
+async fn whoever_comes_late_is_told_why() {
+    let two = Two::new(|_| {}, |_| {}).await;
+    // The first is given up before the two know each other: released once they do.
+    for (why, text) in [
+        (Reason::Released, "whoever used it before gave it up"),
+        (Reason::Done, "another attempt has read all of it"),
+        (Reason::Aborted, "its engine aborted the request"),
+        (Reason::Preempted, "its engine preempted the request"),
+        (Reason::Failed, "its engine failed the request"),
+    ] {
+        let ticket = ended_by(&two, why).await;
+        assert_told(&two.fetch(&ticket).over().await.unwrap_err(), why, text);
+    }
+    let brief = |setup: &mut EngineSetup| setup.ttl = Duration::from_millis(50);
+    let two = Two::new(brief, |_| {}).await;
+    let ticket = ended_by(&two, Reason::Expired).await;
+    let failure = two.fetch(&ticket).over().await.unwrap_err();
+    assert_told(&failure, Reason::Expired, "nobody held it in time");
+    let mut ticket = ticket;
+    ticket.lease.owner = kvx_core::id::Incarnation::random().unwrap();
+    let failure = two.fetch(&ticket).over().await.unwrap_err();
+    assert!(failure.to_string().contains("life"), "{failure}");
+}
+
+/// Whoever holds a ticket may say what it likes of it: the owner looks, too, and the next is served.
+#[tokio::test]
+async fn a_ticket_that_was_changed_is_refused_by_the_owner() {
+    let two = Two::new(|_| {}, |_| {}).await;
+    let published = two.publish("r");
+    let mut ticket = published.ticket().clone();
+    ticket.access = Access::Write;
+    let before = two.producer.wrong(&two.theirs, 0..TOKENS);
+    let store = two.consumer.engine.store(&ticket, 0..TOKENS, &two.ours).unwrap();
+    let failure = store.over().await.unwrap_err();
+    assert_told(&failure, Reason::Access, "not to be written, and this side writes");
+    assert_eq!(two.producer.wrong(&two.theirs, 0..TOKENS), before);
+    two.fetch(published.ticket()).over().await.unwrap();
+    assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+    assert_eq!(two.consumer.wrong(&two.ours, 0..TOKENS), 0);
+
+    let invited = two.consumer.engine.invite(key("w"), TOKENS, &two.ours).unwrap();
+    let mut ticket = invited.ticket().clone();
+    ticket.access = Access::Read;
+    let fetch = two.producer.engine.fetch(&ticket, 0..TOKENS, &two.theirs).unwrap();
+    let failure = fetch.over().await.unwrap_err();
+    assert_told(&failure, Reason::Access, "not to be read, and this side reads");
+    let store = two.producer.engine.store(invited.ticket(), 0..TOKENS, &two.theirs).unwrap();
+    store.over().await.unwrap();
+    assert_eq!(invited.over().await.unwrap(), [Reason::Done]);
+}
