@@ -1,11 +1,12 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use kvx_core::Result;
 use kvx_core::layout::{Dtype, LayerKind, ModelGeometry, NamedLayout};
 use kvx_core::transfer::Mode;
+use kvx_core::{Error, Result};
 
 use crate::failure::EXIT_CODES;
 use crate::help;
@@ -34,16 +35,22 @@ pub(crate) const GUARD_COMMAND: &str = "guard-process";
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Move the caches of a trace's requests between two engines, and check every element
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Demo(DemoArgs),
     /// Say what moving a request between two shapes of engine costs, and draw why
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Plan(PlanArgs),
     /// Measure a backend between two processes, beside what this machine can do at most
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Bench(BenchArgs),
     /// Run one engine of a pair: two hosts that move requests through the whole connector
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Serve(ServeArgs),
     /// Say what of this host is not as kvx needs it, and what to do
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Doctor(DoctorArgs),
     /// Make a key for the control channels of a deployment
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Key(KeyArgs),
     /// An engine for another kvx process
     #[command(name = ENGINE_COMMAND, hide = true)]
@@ -55,8 +62,10 @@ pub(crate) enum Command {
         group: u32,
     },
     /// Show what an engine does, live: peers, leases, transfers
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Top(TopArgs),
     /// List backends: which can be used here, what the others lack, and what each can do
+    #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Backends(BackendsArgs),
 }
 
@@ -117,7 +126,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "HOST:PORT", required_if_eq("role", "producer"))]
     pub(crate) listen: Option<String>,
     /// Where the producer's ranks listen: the first at this port, the others at any [default: the host of --listen, any port]
-    #[arg(long, value_name = "HOST:PORT", conflicts_with = "connect")]
+    #[arg(long, value_name = "HOST:PORT")]
     pub(crate) ranks: Option<String>,
     /// Where the producer listens for requests
     #[arg(long, value_name = "HOST:PORT", required_if_eq("role", "consumer"))]
@@ -160,30 +169,64 @@ pub(crate) struct ServeArgs {
     /// The producer: end once the first consumer has gone
     #[arg(long)]
     pub(crate) once: bool,
-    /// The consumer: requests to fetch
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) requests: u32,
-    /// The consumer: tokens of each request
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24), conflicts_with = "trace")]
-    pub(crate) tokens: u64,
+    /// The consumer: requests to fetch [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) requests: Option<u32>,
+    /// The consumer: tokens of each request [default: 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24), conflicts_with = "trace")]
+    pub(crate) tokens: Option<u64>,
     /// The consumer: lengths of requests from a trace, as for kvx demo
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// The consumer: requests that are fetched at the same time
+    /// Requests that are fetched at the same time: the producer keeps a block of its pool for each
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) in_flight: u16,
-    /// The consumer: seed of the tags
-    #[arg(long, default_value_t = 0)]
-    pub(crate) seed: u64,
-    /// The consumer: do not compare digests before a request is confirmed
+    /// The consumer: seed of the tags [default: 0]
+    #[arg(long, value_name = "SEED")]
+    pub(crate) seed: Option<u64>,
+    /// Do not compare digests before a request is confirmed
     #[arg(long)]
     pub(crate) no_integrity: bool,
-    /// The consumer: seconds that a request may take
+    /// Seconds that a request may take
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) deadline: u64,
-    /// The consumer: seconds to wait for a producer that is not there yet
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
-    pub(crate) wait: u64,
+    /// The consumer: seconds to wait for a producer that is not there yet [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub(crate) wait: Option<u64>,
+}
+
+impl ServeArgs {
+    /// Refuses what the other role alone looks at.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config), naming the option.
+    pub(crate) fn check(&self) -> Result<()> {
+        let given = [
+            (RoleArg::Consumer, "--requests", self.requests.is_some()),
+            (RoleArg::Consumer, "--tokens", self.tokens.is_some()),
+            (RoleArg::Consumer, "--trace", self.trace.is_some()),
+            (RoleArg::Consumer, "--seed", self.seed.is_some()),
+            (RoleArg::Consumer, "--wait", self.wait.is_some()),
+            (RoleArg::Consumer, "--connect", self.connect.is_some()),
+            (RoleArg::Producer, "--ranks", self.ranks.is_some()),
+            (RoleArg::Producer, "--once", self.once),
+        ];
+        for (role, option, is_given) in given {
+            if is_given && role != self.role {
+                let role = role.to_possible_value();
+                let role = role.as_ref().map_or("other", |value| value.get_name());
+                return Err(Error::config(option, format!("only the {role} looks at it"))
+                    .with_remedy(format!("give it to the {role}, and leave it out here")));
+            }
+        }
+        Ok(())
+    }
+
+    /// How long a producer that is not there yet is waited for.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_secs(self.wait.unwrap_or(10))
+    }
 }
 
 /// Which of the two engines.
@@ -249,9 +292,8 @@ impl EngineArgs {
 }
 
 pub(crate) fn dtype(text: Option<&str>) -> Result<Option<Dtype>> {
-    let parse = |text: &str| {
-        text.parse().map_err(|error: kvx_core::Error| error.with_context("option", "--dtype"))
-    };
+    let parse =
+        |text: &str| text.parse().map_err(|error: Error| error.with_context("option", "--dtype"));
     text.map(parse).transpose()
 }
 

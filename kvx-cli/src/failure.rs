@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 pub(crate) const OK: u8 = 0;
 /// Something failed: a transfer, a verification, a file that cannot be written.
 pub(crate) const FAILED: u8 = 1;
-/// The command line, a trace, a `config.json` or a shape is wrong.
+/// The command line, a trace, a `config.json`, a key or a shape is wrong; a key's file is there already.
 pub(crate) const USAGE: u8 = 2;
 /// What was asked for is not available here: a backend, a mode, memory.
 pub(crate) const UNAVAILABLE: u8 = 3;
@@ -21,7 +21,7 @@ pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  all went well
   1  something failed: a transfer, a verification, a file that cannot be written
-  2  the command line, a trace, a config.json or a shape is wrong
+  2  the command line, a trace, a config.json, a key or a shape is wrong; a key's file is there already
   3  not available here: a backend, a mode, memory
   4  the two shapes cannot be mapped onto each other";
 

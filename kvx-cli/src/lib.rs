@@ -11,6 +11,7 @@ mod fabric;
 mod failure;
 mod help;
 mod key;
+mod log;
 mod memory;
 pub mod metrics;
 mod model;
@@ -34,6 +35,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
+use tracing_subscriber::filter::LevelFilter;
 
 use args::{Cli, Command};
 use failure::Failure;
@@ -51,20 +53,12 @@ pub fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> u8 {
     let mut out = Output::new(cli.json);
-    let done = match &cli.command {
-        Command::Backends(args) => backends::run(args, &mut out).map(|()| failure::OK),
-        Command::Demo(args) => demo::run(args, &mut out),
-        Command::Bench(args) => bench::run(args, &mut out),
-        Command::Guard { group } => {
-            bench::guard(*group).map(|()| failure::OK).map_err(Failure::from)
-        }
-        Command::Engine => remote::serve().map(|()| failure::OK).map_err(Failure::from),
-        Command::Serve(args) => serve::run(args, &mut out),
-        Command::Doctor(args) => doctor::run(args, &mut out),
-        Command::Key(args) => key::run(args, &mut out).map(|()| failure::OK),
-        Command::Top(args) => top::run(args, &mut out),
-        Command::Plan(args) => plan::run(args, &mut out).map(|()| failure::OK),
+    let least = match cli.command {
+        // It runs for long, and nobody else tells how its peers fare.
+        Command::Serve(_) => LevelFilter::WARN,
+        _ => LevelFilter::ERROR,
     };
+    let done = log::begin(least).map_err(Failure::from).and_then(|()| execute(cli, &mut out));
     match done {
         Ok(code) => code,
         Err(Failure::Error(error)) => {
@@ -74,6 +68,23 @@ fn run(cli: &Cli) -> u8 {
             failure::exit_code(&error)
         }
         Err(Failure::Output(error)) => output_failed(error),
+    }
+}
+
+fn execute(cli: &Cli, out: &mut Output) -> Result<u8, Failure> {
+    match &cli.command {
+        Command::Backends(args) => backends::run(args, out).map(|()| failure::OK),
+        Command::Demo(args) => demo::run(args, out),
+        Command::Bench(args) => bench::run(args, out),
+        Command::Guard { group } => {
+            bench::guard(*group).map(|()| failure::OK).map_err(Failure::from)
+        }
+        Command::Engine => remote::serve().map(|()| failure::OK).map_err(Failure::from),
+        Command::Serve(args) => serve::run(args, out),
+        Command::Doctor(args) => doctor::run(args, out),
+        Command::Key(args) => key::run(args, out).map(|()| failure::OK),
+        Command::Top(args) => top::run(args, out),
+        Command::Plan(args) => plan::run(args, out).map(|()| failure::OK),
     }
 }
 

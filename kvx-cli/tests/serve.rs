@@ -107,6 +107,7 @@ fn a_key_is_made_once_and_only_for_its_owner() {
     let again = kvx(&format!("key {}", path.display()));
     assert_eq!(again.code, 2, "{again:?}");
     assert!(again.stderr.contains("never overwritten"), "{again:?}");
+    assert_eq!(again.stderr.matches("exists").count(), 1, "{again:?}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     std::fs::remove_file(&path).unwrap();
     let run = kvx(&format!("key {}", path.display()));
@@ -169,6 +170,9 @@ fn what_does_not_fit_is_refused_by_name_and_the_next_consumer_is_served() {
     };
     let (at, cards) = (&producer.address, &producer.cards);
     ask(at, &other, "", 1, &["same key"]);
+    // What holds for every request is not tried for all of them.
+    let refused = json(&consumer(at, &key_file, &format!("{few} --in-flight 1 --dtype f16")), 4);
+    assert_eq!(refused["rows"].as_array().unwrap().len(), 1, "{refused}");
     let model = ["llama-3.1-8b", "gemma-3-4b", "head_dim: producer has 128, consumer has 256"];
     ask(at, &key_file, "--model gemma-3-4b", 4, &model);
     ask(at, &key_file, "--dtype f16", 4, &["kv_dtype: producer has bf16, consumer has f16"]);
@@ -182,6 +186,8 @@ fn what_does_not_fit_is_refused_by_name_and_the_next_consumer_is_served() {
     let report = producer.ended(0);
     assert_eq!(report["ended"], "terminated", "{report}");
     assert_eq!((&report["good"], &report["wrong"]), (&2.into(), &0.into()), "{report}");
+    // The one with the other key.
+    assert_eq!(report["strangers"], 1, "{report}");
     std::fs::remove_file(&key_file).unwrap();
     std::fs::remove_file(&other).unwrap();
 }
@@ -199,6 +205,10 @@ fn wrong_command_lines_are_refused() {
         ("--role producer --listen 127.0.0.1:0 --shape dp=2", "one replica"),
         ("--role producer --listen 127.0.0.1:0 --layers 99", "has fewer"),
         ("--role producer --listen 127.0.0.1:0 --tp 0", "tp=0"),
+        ("--role producer --listen 127.0.0.1:0 --tp 2 --shape tp=4", "one of the two"),
+        ("--role producer --listen 127.0.0.1:0 --requests 3", "only the consumer"),
+        ("--role producer --listen 127.0.0.1:0 --connect 127.0.0.1:1", "only the consumer"),
+        ("--role consumer --connect 127.0.0.1:1 --once", "only the producer"),
     ] {
         let run = kvx(&format!("serve {arguments} --key {file}"));
         assert_eq!(run.code, 2, "{arguments}: {run:#?}");
@@ -232,10 +242,74 @@ fn a_consumer_that_is_killed_leaves_no_lease_behind() {
     let report = producer.ended(0);
     assert_eq!((&report["ended"], &report["consumers"]), (&"interrupted".into(), &2.into()));
     assert_eq!((&report["wrong"], &report["failed"]), (&0.into(), &0.into()), "{report}");
+    // Of each request it is known how it came out, or that nobody said.
+    let said: u64 = ["good", "untold"].iter().map(|what| report[what].as_u64().unwrap()).sum();
+    assert_eq!(report["requests"], said, "{report}");
     // Every lease has ended, and is counted.
     let leases = report["leases"].as_object().unwrap().values();
     let ended: u64 = leases.map(|count| count.as_u64().unwrap()).sum();
     assert_eq!(report["requests"], ended, "{report}");
+    std::fs::remove_file(&key).unwrap();
+}
+
+/// Its consumer keeps what it has, says what became of the rest, and ends soon.
+#[cfg(feature = "shm")]
+#[test]
+fn a_producer_that_is_killed_costs_its_consumer_no_result() {
+    let key = key("orphan");
+    let producer = Producer::start(&key, SMALL);
+    let many = format!("--json {SMALL} --requests 100000 --tokens 1500 --deadline 3");
+    let mut running = command(&consumer(&producer.address, &key, &many));
+    let running = running.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let begun = Instant::now();
+    drop(producer);
+    let ended = running.wait_with_output().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    assert_eq!(ended.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!((&report["verified"], &report["traffic"]["requests"]), (&false.into(), &0.into()));
+    let rows = report["rows"].as_array().unwrap();
+    let good = rows.iter().filter(|row| row["error"].is_null()).count();
+    assert!(good > 0 && good < rows.len(), "{report}");
+    assert_eq!(report["good"], good, "{report}");
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(said.contains("the producer has gone: ") && said.contains("not fetched"), "{said}");
+    std::fs::remove_file(&key).unwrap();
+}
+
+/// A pool that is always full is not taken for a producer that does not answer.
+#[cfg(feature = "shm")]
+#[test]
+fn a_request_that_no_room_was_found_for_says_so() {
+    let key = key("busy");
+    let producer = Producer::start(&key, "--layers 2 --pool-tokens 600 --in-flight 1");
+    let hold = format!("{SMALL} --requests 100000 --tokens 550 --in-flight 2 --deadline 1");
+    let mut holder = command(&consumer(&producer.address, &key, &hold));
+    let mut holder = holder.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let number = holder.id().to_string();
+    let signal = |signal: &str| {
+        assert!(Command::new("kill").args([signal, &number]).status().unwrap().success());
+    };
+    let one = consumer(
+        &producer.address,
+        &key,
+        &format!("{SMALL} --requests 1 --tokens 550 --deadline 1"),
+    );
+    // While it stands still its request holds the pool, unless it is between two.
+    let mut held = (0..20).map(|_| {
+        std::thread::sleep(Duration::from_millis(300));
+        signal("-STOP");
+        let run = kvx(&one);
+        signal("-CONT");
+        run
+    });
+    let run = held.find(|run| run.code != 0).expect("it is held at some time");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    for says in ["the producer had no room in time", "--pool-tokens"] {
+        assert!(run.stdout.contains(says), "{says}: {run:#?}");
+    }
     std::fs::remove_file(&key).unwrap();
 }
 

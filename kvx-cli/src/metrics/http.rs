@@ -1,15 +1,15 @@
 //! As much of HTTP/1.1 as it takes to be asked for two pages: one request for each connection, bounded in everything.
 
+use std::collections::VecDeque;
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 
 use super::Shown;
 
-/// Most connections at one time; more wait until one of these is over.
+/// Most connections at one time. One more ends the oldest, so that silent ones keep nobody out.
 const CONNECTIONS: usize = 32;
 /// Most bytes of a request.
 const REQUEST: usize = 8 << 10;
@@ -26,20 +26,25 @@ const TEXT: &str = "text/plain; charset=utf-8";
 /// Serves whoever connects, until it is dropped.
 pub(super) async fn serve(listener: TcpListener, shown: Shown) {
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut open: VecDeque<AbortHandle> = VecDeque::with_capacity(CONNECTIONS);
     loop {
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             // Descriptors have run out, as a rule.
             tokio::time::sleep(PAUSE).await;
             continue;
         };
+        open.retain(|connection| !connection.is_finished());
+        if open.len() == CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
         let shown = shown.clone();
-        tokio::spawn(async move {
+        let connection = tokio::spawn(async move {
             // Whoever takes too long, or leaves, is not answered.
             let _over = tokio::time::timeout(PATIENCE, answer(stream, &shown)).await;
-            drop(place);
         });
+        open.push_back(connection.abort_handle());
     }
 }
 

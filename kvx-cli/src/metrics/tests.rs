@@ -59,13 +59,14 @@ fn a_request_without_end_is_hung_up_on() {
 }
 
 #[test]
-fn silent_connections_keep_nobody_out_for_long() {
+fn silent_connections_keep_nobody_out() {
     let guard = serve("0").unwrap();
     let silent: Vec<TcpStream> =
-        (0..40).map(|_| TcpStream::connect(guard.address()).unwrap()).collect();
+        (0..100).map(|_| TcpStream::connect(guard.address()).unwrap()).collect();
     let begun = Instant::now();
     assert!(get(guard.address(), "/").starts_with("HTTP/1.1 200 "));
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    // Far less than a silent one is waited for.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     drop(silent);
 }
 

@@ -23,8 +23,12 @@ use crate::engine::pool::Lease;
 use crate::engine::tags::Prompt;
 use crate::failure::{self, Failure};
 use crate::output::{self, Output};
+use crate::size;
 use crate::trace;
 
+/// Requests, and tokens of each, where nothing else is said.
+const REQUESTS: u32 = 16;
+const TOKENS: u64 = 1024;
 /// Pause before a producer without room is asked again.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often it looks whether somebody has not answered in time.
@@ -48,6 +52,8 @@ struct Consumer {
     fetched: Fetched,
     /// The first failure's exit code.
     code: u8,
+    /// Why no more is asked for, though not all was.
+    stopped: Option<String>,
     deadline: Duration,
 }
 
@@ -60,6 +66,8 @@ struct Job {
     /// When it is to be asked for again; `None`: it is asked for, or being fetched.
     again: Option<Instant>,
     has_ticket: bool,
+    /// How often the producer had no room.
+    refusals: u32,
 }
 
 /// Runs it; gives the exit code.
@@ -69,19 +77,20 @@ pub(super) async fn run(
     producer: Address,
     out: &mut Output,
 ) -> Result<u8, Failure> {
+    let requests = args.requests.unwrap_or(REQUESTS) as usize;
     let lengths = match &args.trace {
         Some(path) => {
-            let trace = trace::read(path, args.requests as usize)?;
+            let trace = trace::read(path, requests)?;
             trace.iter().map(|entry| entry.input_length).collect()
         }
-        None => vec![args.tokens; args.requests as usize],
+        None => vec![args.tokens.unwrap_or(TOKENS); requests],
     };
     let longest = lengths.iter().copied().max().unwrap_or(0);
     side.room(longest)?;
     let mut ends = Ends::new()?;
     let mut door = Door::new(side.name.clone(), side.security.clone())?;
     let session = tokio::select! {
-        session = door.dial(&producer, Duration::from_secs(args.wait)) => session?,
+        session = door.dial(&producer, args.patience()) => session?,
         why = ends.asked() => return Err(Error::new(ErrorKind::Closed, "serve", why).into()),
     };
     let (engine, model, shape) = greeted(&mut door).await?;
@@ -99,11 +108,12 @@ pub(super) async fn run(
         running: JoinSet::new(),
         fetched,
         code: failure::OK,
+        stopped: None,
         deadline: Duration::from_secs(args.deadline),
     };
     let begun = Instant::now();
-    let ended = consumer.fetch_all(args, &mut ends).await?;
-    consumer.end(ended, begun).await;
+    consumer.fetch_all(args, &mut ends).await?;
+    consumer.end(begun).await;
     let Consumer { fetched, code, .. } = consumer;
     fetched.print(out)?;
     out.document(&fetched)?;
@@ -130,13 +140,9 @@ async fn greeted(door: &mut Door) -> Result<(String, String, String)> {
 }
 
 impl Consumer {
-    /// Fetches all; gives why it ended early, if it did.
-    async fn fetch_all(
-        &mut self,
-        args: &ServeArgs,
-        ends: &mut Ends,
-    ) -> Result<Option<&'static str>> {
-        while self.next < self.lengths.len() || !self.jobs.is_empty() {
+    /// Fetches all, or what it can.
+    async fn fetch_all(&mut self, args: &ServeArgs, ends: &mut Ends) -> Result<()> {
+        while !self.jobs.is_empty() || (self.next < self.lengths.len() && self.stopped.is_none()) {
             self.ask(args)?;
             let look = if self.waits() { PAUSE } else { LOOK };
             tokio::select! {
@@ -148,12 +154,15 @@ impl Consumer {
                     })?;
                     self.done(request, outcome)?;
                 }
-                why = ends.asked() => return Ok(Some(why)),
+                why = ends.asked() => {
+                    self.stopped = Some(why.to_owned());
+                    return Ok(());
+                }
                 () = tokio::time::sleep(look) => {}
             }
-            self.give_up_late()?;
+            self.give_up_late();
         }
-        Ok(None)
+        Ok(())
     }
 
     fn waits(&self) -> bool {
@@ -170,21 +179,31 @@ impl Consumer {
                 asks.push(job.ask);
             }
         }
-        while self.jobs.len() < usize::from(args.in_flight) && self.next < self.lengths.len() {
+        while self.jobs.len() < usize::from(args.in_flight)
+            && self.next < self.lengths.len()
+            && self.stopped.is_none()
+        {
             let tokens = self.lengths[self.next];
-            let ask = Ask { request: self.next as u64, tokens, seed: args.seed };
+            let ask = Ask { request: self.next as u64, tokens, seed: args.seed.unwrap_or(0) };
             let prompt = ask.prompt();
             let Some(lease) = self.side.pool.lease(&prompt) else { break };
             self.next += 1;
-            let job = Job { ask, prompt, lease, begun: now, again: None, has_ticket: false };
+            let (again, has_ticket, refusals) = (None, false, 0);
+            let job = Job { ask, prompt, lease, begun: now, again, has_ticket, refusals };
             self.jobs.insert(ask.request, job);
             asks.push(ask);
         }
-        if self.jobs.is_empty() && self.next < self.lengths.len() {
+        if self.jobs.is_empty() && self.next < self.lengths.len() && self.stopped.is_none() {
             return Err(Error::new(ErrorKind::Resources, "serve", "no block of the pool is free")
                 .with_remedy("blocks of requests that failed are kept while something may still move in them"));
         }
-        asks.iter().try_for_each(|ask| self.door.say(self.session, &FromConsumer::Ask(*ask)))
+        asks.into_iter().for_each(|ask| self.say(&FromConsumer::Ask(ask)));
+        Ok(())
+    }
+
+    /// Where it cannot be said the session is over, of which the next event tells.
+    fn say(&self, message: &FromConsumer) {
+        let _over = self.door.say(self.session, message);
     }
 
     fn hear(&mut self, event: ControlEvent) -> Result<()> {
@@ -194,17 +213,20 @@ impl Consumer {
                 FromProducer::Busy { request } => {
                     if let Some(job) = self.jobs.get_mut(&request) {
                         job.again = Some(Instant::now() + PAUSE);
+                        job.refusals += 1;
                     }
                     Ok(())
                 }
                 FromProducer::Refused { request, why } => {
                     let error = Error::peer("serve", format!("the producer refuses: {why}"));
-                    self.failed(request, &error, false)
+                    self.failed(request, &error, false);
+                    Ok(())
                 }
                 FromProducer::Hello { .. } => Ok(()),
             },
             ControlEvent::Down { why, .. } => {
-                Err(Error::peer("serve", "the producer has gone").with_source(why))
+                self.producer_is_gone(why);
+                Ok(())
             }
             ControlEvent::Up { .. } => Ok(()),
         }
@@ -234,7 +256,8 @@ impl Consumer {
             Ok(reports) => self.fetched(request, &reports),
             Err(FetchFailure { error, quarantined, .. }) => {
                 let error: Arc<Error> = error;
-                self.failed(request, &error, quarantined)
+                self.failed(request, &error, quarantined);
+                Ok(())
             }
         }
     }
@@ -256,11 +279,12 @@ impl Consumer {
             row.error = Some(format!("{} elements are wrong", row.wrong));
         }
         self.fetched.rows.push(row);
-        self.door.say(self.session, &FromConsumer::Over { request, outcome })
+        self.say(&FromConsumer::Over { request, outcome });
+        Ok(())
     }
 
-    fn failed(&mut self, request: u64, error: &Error, quarantined: bool) -> Result<()> {
-        let Some(job) = self.jobs.remove(&request) else { return Ok(()) };
+    fn failed(&mut self, request: u64, error: &Error, quarantined: bool) {
+        let Some(job) = self.jobs.remove(&request) else { return };
         let mut row = Row::new(request, job.ask.tokens, job.begun.elapsed(), &[]);
         row.error = Some(failure::line(error));
         self.fetched.rows.push(row);
@@ -268,25 +292,44 @@ impl Consumer {
         if !quarantined {
             self.side.pool.release(&job.prompt, job.lease);
         }
-        let outcome = Outcome::Failed;
-        self.door.say(self.session, &FromConsumer::Over { request, outcome })
+        self.say(&FromConsumer::Over { request, outcome: Outcome::Failed });
+        if self.stopped.is_none() && is_lasting(error) {
+            self.stopped = Some("no request can be fetched as these two are configured".to_owned());
+        }
+    }
+
+    /// What it would have answered never comes. What is being fetched ends by itself.
+    fn producer_is_gone(&mut self, why: Error) {
+        let error = Error::peer("serve", "the producer has gone").with_source(why);
+        self.stopped.get_or_insert_with(|| "the producer has gone".to_owned());
+        let unanswered = self.jobs.iter().filter(|(_, job)| !job.has_ticket);
+        let unanswered: Vec<u64> = unanswered.map(|(request, _)| *request).collect();
+        unanswered.into_iter().for_each(|request| self.failed(request, &error, false));
     }
 
     /// Gives up what the producer has not answered in time. What is being fetched has its own deadline.
-    fn give_up_late(&mut self) -> Result<()> {
+    fn give_up_late(&mut self) {
         let late = |job: &Job| !job.has_ticket && job.begun.elapsed() > self.deadline;
-        let late: Vec<u64> =
-            self.jobs.iter().filter(|(_, job)| late(job)).map(|(request, _)| *request).collect();
-        for request in late {
-            let error = Error::peer("serve", "the producer gave no ticket in time")
-                .with_context("seconds", self.deadline.as_secs());
-            self.failed(request, &error, false)?;
+        let late: Vec<(u64, u32)> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| late(job))
+            .map(|(request, job)| (*request, job.refusals))
+            .collect();
+        for (request, refusals) in late {
+            let error = match refusals {
+                0 => Error::peer("serve", "the producer gave no ticket in time"),
+                _ => Error::new(ErrorKind::Resources, "serve", "the producer had no room in time")
+                    .with_context("asked", refusals)
+                    .with_remedy("give the producer more --pool-tokens, or fetch fewer at the same time (--in-flight)"),
+            };
+            let error = error.with_context("seconds", self.deadline.as_secs());
+            self.failed(request, &error, false);
         }
-        Ok(())
     }
 
     /// Gives up what is not over, and waits until nothing of it moves.
-    async fn end(&mut self, ended: Option<&'static str>, begun: Instant) {
+    async fn end(&mut self, begun: Instant) {
         // What is dropped is given up.
         self.running.abort_all();
         while self.running.join_next().await.is_some() {}
@@ -294,11 +337,16 @@ impl Consumer {
         while self.side.live.traffic().requests > 0 && since.elapsed() < PATIENCE {
             tokio::time::sleep(PAUSE).await;
         }
-        if let Some(why) = ended {
-            output::note(format!("{why}: {} requests were not fetched", {
-                self.lengths.len() - self.fetched.rows.len()
-            }));
+        let left = self.lengths.len() - self.fetched.rows.len();
+        if let Some(why) = &self.stopped {
+            output::note(format!("{why}: {} not fetched", size::of_many(left as u64, "request")));
         }
         self.fetched.ended(begun.elapsed(), self.lengths.len(), &self.side.live);
     }
+}
+
+/// Whether the next request would fail as this one did.
+fn is_lasting(error: &Error) -> bool {
+    error.as_mismatch().is_some()
+        || matches!(error.kind(), ErrorKind::Config | ErrorKind::Unsupported)
 }

@@ -107,6 +107,12 @@ impl Door {
         }
     }
 
+    /// Connections so far that did not have the key, or were no kvx.
+    pub(super) fn strangers(&self) -> u64 {
+        let stats = self.control.stats();
+        stats.wrong_key + stats.not_ours
+    }
+
     pub(super) fn close(&self, session: SessionId) {
         self.control.close(session);
     }

@@ -56,6 +56,7 @@ struct Side {
 ///
 /// Those of the options, the key, the shape and the backends; that the address is taken, or nobody answers there.
 pub(crate) fn run(args: &ServeArgs, out: &mut Output) -> Result<u8, Failure> {
+    args.check()?;
     let shape = shape(args)?;
     let key = match args.key_of_group {
         true => Key::from_file_of_group(&args.key)?,
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut Output) -> Result<u8, Failure> {
             let door = address("--connect", args.connect.as_deref().unwrap_or_default())?;
             let ranks = match &args.listen {
                 Some(text) => listened(text)?,
-                None => own_address(&door, Duration::from_secs(args.wait))?,
+                None => own_address(&door, args.patience())?,
             };
             let side = Side::start(args, shape, key, ranks, &runtime)?;
             runtime.block_on(consumer::run(args, side, door, out))
@@ -88,6 +89,11 @@ fn shape(args: &ServeArgs) -> Result<Shape> {
     let mut shape =
         Shape::new(1, NamedLayout::FlashAttentionNhd, 16)?.changed_by("--shape", &args.shape)?;
     if let Some(tp) = args.tp {
+        if args.shape.split(',').any(|part| part.trim_start().starts_with("tp=")) {
+            return Err(
+                Error::config("--tp", "--shape has tp=, too").with_remedy("give one of the two")
+            );
+        }
         shape = shape.changed_by("--tp", &format!("tp={tp}"))?;
     }
     match shape.grid.dp {

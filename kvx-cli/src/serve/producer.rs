@@ -1,6 +1,6 @@
 //! The engine that fills caches: leases what is asked for, until it is told to end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use kvx_connector::control::{ControlEvent, SessionId};
@@ -21,6 +21,10 @@ use crate::output::{self, Output};
 
 /// How often it looks whether leases are over, while there are any.
 const LOOK: Duration = Duration::from_millis(2);
+/// How often it looks around, while there are none.
+const IDLE: Duration = Duration::from_secs(1);
+/// Most requests of a consumer of which it has not said how they came out.
+const MAX_UNTOLD: usize = 1024;
 /// How long it waits at its end for leases that it has taken back.
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -30,7 +34,11 @@ struct Producer<'a> {
     /// Leased, by this side's number.
     held: BTreeMap<u64, Held>,
     sessions: BTreeMap<SessionId, String>,
+    /// Leased, and its consumer has not said how that came out.
+    untold: BTreeSet<(SessionId, u64)>,
     next: u64,
+    /// When it last looked for strangers.
+    looked: Instant,
     served: Served,
 }
 
@@ -56,10 +64,14 @@ pub(super) async fn run(
     output::note(format!("ready: requests at {address}, cards at {ranks}"));
     let served = Served::new(&side, &address, &ranks);
     let (sessions, held) = (BTreeMap::new(), BTreeMap::new());
-    let mut producer = Producer { side, door: &mut door, held, sessions, next: 1, served };
+    let (untold, next, looked) = (BTreeSet::new(), 1, Instant::now());
+    let door = &mut door;
+    let mut producer = Producer { side, door, held, sessions, untold, next, looked, served };
     let why = producer.serve(args.once, &mut ends).await?;
     producer.end().await?;
+    producer.served.strangers = producer.door.strangers();
     let mut served = producer.served;
+    served.untold += producer.untold.len() as u64;
     served.ended = why.to_owned();
     served.print(out)?;
     out.document(&served)?;
@@ -70,7 +82,7 @@ impl Producer<'_> {
     /// Serves until it is asked to end, or its only consumer has gone.
     async fn serve(&mut self, once: bool, ends: &mut Ends) -> Result<&'static str> {
         loop {
-            let look = if self.held.is_empty() { Duration::from_secs(3600) } else { LOOK };
+            let look = if self.held.is_empty() { IDLE } else { LOOK };
             tokio::select! {
                 event = self.door.next() => {
                     let gone = self.hear(event?)?;
@@ -82,6 +94,24 @@ impl Producer<'_> {
                 () = tokio::time::sleep(look) => {}
             }
             self.free()?;
+            self.look_for_strangers();
+        }
+    }
+
+    /// Tells of connections that did not have the key. What an address may be told is theirs, so no more is said.
+    fn look_for_strangers(&mut self) {
+        if self.looked.elapsed() < IDLE {
+            return;
+        }
+        self.looked = Instant::now();
+        let strangers = self.door.strangers();
+        let new = strangers - self.served.strangers;
+        if new > 0 {
+            self.served.strangers = strangers;
+            output::note(format!(
+                "{} without this key refused; both sides need the same --key",
+                crate::size::of_many(new, "connection")
+            ));
         }
     }
 
@@ -104,7 +134,9 @@ impl Producer<'_> {
                     self.say(session, &answer);
                 }
                 Ok(FromConsumer::Over { request, outcome }) => {
+                    // Of one that was never leased there is nothing to count.
                     match outcome {
+                        _ if !self.untold.remove(&(session, request)) => {}
                         Outcome::Good => self.served.good += 1,
                         Outcome::Wrong => self.served.wrong += 1,
                         Outcome::Failed => self.served.failed += 1,
@@ -126,6 +158,9 @@ impl Producer<'_> {
                 // Nobody is left to read them.
                 let left = self.held.iter().filter(|(_, held)| held.session == session);
                 left.for_each(|(number, _)| self.side.live.withdraw(*number));
+                let before = self.untold.len();
+                self.untold.retain(|(of, _)| *of != session);
+                self.served.untold += (before - self.untold.len()) as u64;
                 return Ok(gone);
             }
         }
@@ -147,6 +182,9 @@ impl Producer<'_> {
         if self.held.values().any(held) {
             return refused("a request of this number is not over".into());
         }
+        if self.untold.iter().filter(|(of, _)| *of == session).count() >= MAX_UNTOLD {
+            return refused("of too many requests it was not said how they came out".into());
+        }
         if ask.tokens == 0 {
             return refused("a request has one token at least".into());
         }
@@ -167,6 +205,7 @@ impl Producer<'_> {
         let ticket =
             self.side.live.publish(0, (number, key), ask.tokens, &lease.tables, Mode::Read)?;
         let params = ticket.to_params(&request.to_string())?.into();
+        self.untold.insert((session, request));
         self.held.insert(number, Held { session, request, prompt, lease });
         self.served.requests += 1;
         Ok(FromProducer::Ticket { request, params })

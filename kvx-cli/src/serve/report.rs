@@ -36,6 +36,10 @@ pub(super) struct Served {
     pub(super) good: u64,
     pub(super) wrong: u64,
     pub(super) failed: u64,
+    /// Those whose consumer went without a word on them.
+    pub(super) untold: u64,
+    /// Connections to the port for requests that did not have the key, or were no kvx.
+    pub(super) strangers: u64,
     /// Times that there was no room.
     pub(super) busy: u64,
     /// Leases, by why they ended.
@@ -59,6 +63,8 @@ impl Served {
             good: 0,
             wrong: 0,
             failed: 0,
+            untold: 0,
+            strangers: 0,
             busy: 0,
             leases: BTreeMap::new(),
             fill_seconds: 0.0,
@@ -79,7 +85,7 @@ impl Served {
             .collect();
         let leases = if leases.is_empty() { "none".to_owned() } else { leases.join(", ") };
         out.line(format!(
-            "{}: {}, {} leased to {}; found good {}, wrong {}, not fetched {}; leases that ended: {leases}",
+            "{}: {}, {} leased to {}; found good {}, wrong {}, not fetched {}, not told {}; leases that ended: {leases}",
             self.engine,
             self.ended,
             size::of_many(self.requests, "request"),
@@ -87,7 +93,17 @@ impl Served {
             size::count(self.good),
             size::count(self.wrong),
             size::count(self.failed),
-        ))
+            size::count(self.untold),
+        ))?;
+        match self.strangers {
+            0 => Ok(()),
+            some => out.line(format!(
+                "{}: {} without the key refused at {}",
+                self.engine,
+                size::of_many(some, "connection"),
+                self.address
+            )),
+        }
     }
 }
 

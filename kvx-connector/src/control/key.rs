@@ -107,7 +107,7 @@ impl Key {
             .open(path)
             .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
             .map_err(|source| {
-                let error = Error::config("key", format!("cannot write it: {source}"))
+                let error = Error::config("key", "the file cannot be made")
                     .with_context("file", path.display());
                 match source.kind() {
                     std::io::ErrorKind::AlreadyExists => {
