@@ -153,11 +153,7 @@ impl TransferBackend for ShmBackend {
                     Err(misuse("connect", "the handshake with this peer is not complete"))
                 }
                 Phase::Open => Ok(false),
-                Phase::Closing(why, _) => Err(down(
-                    "connect",
-                    why.clone().unwrap_or_else(|| "the connection is over".into()),
-                )),
-                Phase::Down => Err(down("connect", "the connection is over")),
+                over => Err(down("connect", over.over())),
             }
         };
         std::future::poll_fn(|context| {

@@ -18,7 +18,7 @@ use crate::error::{BACKEND, closed, down, system};
 use crate::handshake::Hand;
 use crate::host::{self, Host};
 use crate::link::{Mine, OwnTable};
-use crate::message::{Hello, Message, Probe};
+use crate::message::{Hello, Message, Probe, Refused};
 use crate::state::{Dialing, Phase, Source, State};
 use crate::sys::socket;
 
@@ -284,7 +284,10 @@ impl Shared {
         };
         let failed = |error| system("connect", "the connection cannot be made", error);
         let who = socket::peer(&socket).map_err(failed)?;
-        self.admit(who.uid)?;
+        if let Err(refused) = self.admit(who.uid) {
+            self.turn_away(&socket, incarnation, word, who.uid);
+            return Err(refused);
+        }
         host::allow(self.options.ptracer, who.pid);
         let mine = Mine::new(&self.porch).map_err(failed)?;
         let hello = self.hello(incarnation, word, own_word);
@@ -308,6 +311,21 @@ impl Shared {
         let address = std::ptr::from_ref(&*self.probe).addr() as u64;
         let probe = Probe { address, value: self.probe_value };
         Message::Hello(Hello { from: self.incarnation, to, word, own_word, probe })
+    }
+
+    /// Tells a process why it is not let in. One that does not listen sees that nobody comes.
+    pub(crate) fn turn_away(&self, socket: &OwnedFd, to: [u8; 16], word: u64, user: u32) {
+        let refused = Message::Refused(Refused { from: self.incarnation, to, word, user });
+        let _unheard = socket::send(socket, &refused.encode(), &[]);
+    }
+
+    /// A peer's policy does not let this process in.
+    pub(crate) fn turned_away(&self, state: &mut State, peer: PeerId, refused: &Refused) {
+        let why = format!(
+            "this side runs as a user that may not connect (user={}); run both as one user, or set the peer's option users",
+            refused.user
+        );
+        self.end(state, peer, Some(why));
     }
 
     /// Whether the policy lets this user's processes in.
@@ -388,7 +406,7 @@ impl Shared {
             return;
         }
         let why = why.clone();
-        known.phase = Phase::Down;
+        known.phase = Phase::Down(why.clone());
         if let Some(link) = known.link.take() {
             self.watch_no_more(&link.socket);
             if let Some(door) = link.door() {

@@ -62,11 +62,25 @@ impl Shared {
         mut early: Early,
         frame: &[u8; socket::FRAME],
     ) -> Result<(), String> {
-        let Some(Message::Hello(hello)) = Message::decode(frame) else {
-            return Err("its first message is no greeting".into());
+        let hello = match Message::decode(frame) {
+            Some(Message::Hello(hello)) => hello,
+            Some(Message::Refused(refused)) if refused.to == self.incarnation => {
+                let peer = state.known(&refused.from).filter(|peer| {
+                    state.peers.get(*peer).is_some_and(|known| {
+                        known.word == refused.word && known.link.is_none()
+                    })
+                });
+                let peer = peer.ok_or("it is of nobody with whom there was a handshake")?;
+                self.turned_away(state, peer, &refused);
+                return Ok(());
+            }
+            _ => return Err("its first message is no greeting".into()),
         };
         let who = socket::peer(&early.socket).map_err(|error| error.to_string())?;
-        self.admit(who.uid).map_err(|error| error.to_string())?;
+        if let Err(refused) = self.admit(who.uid) {
+            self.turn_away(&early.socket, hello.from, hello.own_word, who.uid);
+            return Err(refused.to_string());
+        }
         let peer = state.known(&hello.from).filter(|_| hello.to == self.incarnation);
         let peer = peer.ok_or("it is of nobody with whom there was a handshake")?;
         let known = state.peers.get_mut(peer).ok_or("the peer is gone")?;

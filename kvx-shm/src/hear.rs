@@ -109,6 +109,15 @@ impl Shared {
                 }
                 return Err("the greeting of somebody else".into());
             }
+            Message::Refused(refused) => {
+                let right = refused.from == known.incarnation
+                    && refused.to == self.incarnation
+                    && refused.word == known.word;
+                if known.link.is_some() || !right {
+                    return Err("a refusal of somebody else".into());
+                }
+                self.turned_away(state, peer, &refused);
+            }
             Message::Bell => {}
             Message::Locate { token, slot, generation, secret } => {
                 let region = kvx_core::id::RegionId::new(slot, generation);

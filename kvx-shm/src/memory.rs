@@ -126,7 +126,7 @@ impl MemoryRegistry for ShmBackend {
         let mut state = self.shared.lock();
         let known = state.peer("import_key", peer)?;
         if known.phase != Phase::Open {
-            return Err(down("import_key", "the connection is over").with_context("peer", peer));
+            return Err(down("import_key", known.phase.over()).with_context("peer", peer));
         }
         let blob = Blob::decode(blob)
             .ok_or_else(|| malformed("import_key", "no key of shared memory, or a damaged one"))?;

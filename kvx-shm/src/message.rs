@@ -25,6 +25,19 @@ pub(crate) enum Message {
     Segment { segment: u64 },
     /// The sender has no more use for that memory.
     Forget { segment: u64 },
+    /// In place of a greeting: the sender's policy does not let the receiver's user in.
+    Refused(Refused),
+}
+
+/// Who is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) from: [u8; 16],
+    pub(crate) to: [u8; 16],
+    /// The receiver's word for the connection, from the handshake.
+    pub(crate) word: u64,
+    /// The receiver's user, as the sender sees it.
+    pub(crate) user: u32,
 }
 
 /// Who is there.
@@ -96,6 +109,9 @@ impl Message {
             Self::Forget { segment } => {
                 to.u64(6).u64(segment);
             }
+            Self::Refused(Refused { from, to: whom, word, user }) => {
+                to.u64(7).bytes(&from).bytes(&whom).u64(word).u32(user);
+            }
         }
         let mut frame = [0; FRAME];
         frame[..to.0.len()].copy_from_slice(&to.0);
@@ -134,6 +150,12 @@ impl Message {
             },
             5 => Self::Segment { segment: from.u64()? },
             6 => Self::Forget { segment: from.u64()? },
+            7 => Self::Refused(Refused {
+                from: from.array()?,
+                to: from.array()?,
+                word: from.u64()?,
+                user: from.u32()?,
+            }),
             _ => return None,
         })
     }
@@ -158,6 +180,7 @@ mod tests {
             Message::Locate { token: 1, slot: 2, generation: 3, secret: 4 },
             Message::Segment { segment: 7 },
             Message::Forget { segment: 7 },
+            Message::Refused(Refused { from: [1; 16], to: [2; 16], word: 3, user: 4 }),
         ];
         all.extend(answers.map(|answer| Message::Located { token: 9, answer }));
         for message in all {

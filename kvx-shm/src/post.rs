@@ -185,7 +185,7 @@ fn check(
     }
     let known = state.peer("submit", peer)?;
     if known.phase != Phase::Open {
-        return Err(down("submit", "the connection is over").with_context("peer", peer));
+        return Err(down("submit", known.phase.over()).with_context("peer", peer));
     }
     if known.ready.is_none() {
         return Err(misuse("submit", "the handshake with this peer is not complete"));

@@ -101,7 +101,7 @@ impl Shared {
                 }
                 Phase::Open => self.still_connecting(state, peer, now),
                 Phase::Closing(..) => self.try_finish(state, peer),
-                Phase::Down => {}
+                Phase::Down(_) => {}
             }
         }
         state.early.retain(|token, early| {

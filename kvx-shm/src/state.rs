@@ -201,7 +201,20 @@ pub(crate) enum Phase {
     Open,
     /// Over: why, unless this side ended it, and until when its last reader is waited for.
     Closing(Option<String>, Instant),
-    Down,
+    /// Over, and nothing of it moves: why, unless this side ended it.
+    Down(Option<String>),
+}
+
+impl Phase {
+    /// What to say to whoever uses a connection that is over.
+    pub(crate) fn over(&self) -> String {
+        match self {
+            Self::Closing(Some(why), _) | Self::Down(Some(why)) => {
+                format!("the connection is over: {why}")
+            }
+            _ => "the connection is over".to_owned(),
+        }
+    }
 }
 
 /// A record that is to go into the ring.

@@ -58,10 +58,9 @@ fn a_process_of_another_user_is_refused_unless_the_policy_lets_it_in() {
             Err(why) => why,
         };
         assert!(refused.starts_with("peer: "), "{refused}");
-        // The one that connects is told why it may not. The other only sees that nobody comes.
-        let told = refused.contains("user that may not connect");
-        assert!(told || !options.is_empty(), "{refused}");
-        assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+        // Whichever of the two refuses, and whichever has connected: both are told, and soon.
+        assert!(refused.contains("user that may not connect"), "{refused}");
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
     for (options, other_options) in [("users=any", "users=any"), ("users=65533", "users=65534")] {
         let user = Start { by: USER, options, ..Start::default() };
