@@ -1,0 +1,168 @@
+"""Groups of scenarios: which servers each wants."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import compare
+import deaths
+import scenarios
+import wrong
+from checks import Pair
+from expect import Model
+from servers import Kind, Server, Setting
+
+HERE = Path(__file__).resolve().parent
+#: What all servers are given: small steps, so that prompts of 300 tokens and more come in chunks.
+COMMON = (
+    "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "16",
+    "--max-num-batched-tokens", "256", "--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256",
+)  # fmt: skip
+
+
+def kinds(block: tuple[int, int] = (128, 128), tp: tuple[int, int] = (1, 1)) -> tuple[Kind, Kind]:
+    """A prefill and a decode server."""
+
+    def arguments(number: int) -> tuple[str, ...]:
+        return ("--block-size", str(block[number]), "--tensor-parallel-size", str(tp[number]))
+
+    def cores(number: int) -> str:
+        return "0" if tp[number] == 1 and number == 0 else "1" if tp[number] == 1 else "0|1"
+
+    return (
+        Kind("prefill", "kv_producer", 8100, 5600, cores(0), arguments(0)),
+        Kind("decode", "kv_consumer", 8200, 5700, cores(1), arguments(1)),
+    )
+
+
+@contextmanager
+def pair(setting: Setting, p: Kind, d: Kind, block: tuple[int, int] = (128, 128)) -> Iterator[Pair]:
+    """Both, started, and ended in the end."""
+    setting = replace(setting, arguments=COMMON)
+    with ExitStack() as ends:
+        servers = [Server(setting, kind) for kind in (p, d)]
+        for server in servers:
+            ends.callback(server.stop)
+        for server in servers:
+            server.wait()
+        yield Pair(servers[0], servers[1], Model.read(p.model or setting.model), block)
+
+
+def shm(setting: Setting) -> Iterator[str]:
+    """Both on one host, through shared memory and the kernel's copies: all lengths, prefixes, many at a time."""
+    yield from _all(setting, {"KVX_BACKEND": "shm"})
+
+
+def ucx(setting: Setting) -> Iterator[str]:
+    """The same over UCX, TCP alone."""
+    yield from _all(setting, {"KVX_BACKEND": "ucx", "UCX_TLS": "tcp,self"})
+
+
+def _all(setting: Setting, environment: dict[str, str]) -> Iterator[str]:
+    setting = replace(setting, environment=setting.environment | environment)
+    with pair(setting, *kinds()) as both:
+        yield scenarios.lengths(both)
+        yield scenarios.prefixes(both)
+        yield scenarios.concurrent(both)
+        yield scenarios.by_proxy(both)
+
+
+def spoil(setting: Setting) -> Iterator[str]:
+    """A decode server that zeroes a block of what it received has other tokens."""
+    p, d = kinds()
+    d.connector = {"kv_connector": "SpoilConnector", "kv_connector_module_path": "spoil"}
+    d.environment = {"PYTHONPATH": _path(setting)}
+    with pair(setting, p, d) as both:
+        yield scenarios.spoilt(both)
+
+
+def _path(setting: Setting) -> str:
+    return os.pathsep.join(part for part in (str(HERE), os.environ.get("PYTHONPATH", "")) if part)
+
+
+def blocks(setting: Setting) -> Iterator[str]:
+    """Blocks of 64 tokens to 128, and of 128 to 32."""
+    for sizes in ((64, 128), (128, 32)):
+        with pair(setting, *kinds(sizes), sizes) as both:
+            yield f"{sizes}: {scenarios.lengths(both)}"
+            yield f"{sizes}: {scenarios.prefixes(both)}"
+            yield f"{sizes}: {scenarios.concurrent(both, 8)}"
+
+
+def tp(setting: Setting) -> Iterator[str]:
+    """One tensor parallel rank to two, and two to one; five rounds each."""
+    for sizes in ((1, 2), (2, 1)):
+        with pair(setting, *kinds(tp=sizes)) as both:
+            for turn in range(5):
+                yield f"{sizes}, round {turn + 1}: {scenarios.lengths(both)}"
+            yield f"{sizes}: {scenarios.concurrent(both, 8)}"
+
+
+def hybrid(setting: Setting) -> Iterator[str]:
+    """A model whose layers have windows and whose cache groups share memory."""
+    p, d = kinds()
+    p.model = d.model = setting.model.parent / "gemma"
+    with pair(setting, p, d) as both:
+        yield scenarios.lengths(both)
+        yield scenarios.concurrent(both, 8)
+
+
+def dead(setting: Setting) -> Iterator[str]:
+    """The prefill server is killed in the middle of it, and the decode server is; by both policies."""
+    cycles, lease_s = int(os.environ.get("KVX_E2E_CYCLES", "2")), 10.0
+    for policy in ("recompute", "fail"):
+        p, d = kinds()
+        p.extra = {"kv_connector_extra_config": {"lease_s": lease_s}}
+        d.extra = {"kv_load_failure_policy": policy, "kv_connector_extra_config": {"deadline_s": 20}}
+        with pair(setting, p, d) as both:
+            yield from (f"{policy}: {line}" for line in deaths.producers(both, cycles, policy == "recompute"))
+            if policy == "recompute":
+                yield from deaths.consumers(both, cycles, lease_s)
+
+
+def differ(setting: Setting) -> Iterator[str]:
+    """Another model, element type or version on one side: named, and both go on."""
+    setting = replace(setting, arguments=COMMON)
+    p, d = kinds()
+    other = replace(d, name="other-model", port=8300, side_port=5800, model=setting.model.parent / "other")
+    half = replace(d, name="other-dtype", port=8400, side_port=5900, arguments=(*d.arguments, "--dtype", "float32"))
+    with ExitStack() as ends:
+        servers = [Server(setting, kind) for kind in (p, other, half)]
+        for server in servers:
+            ends.callback(server.stop)
+        for server in servers:
+            server.wait()
+        first, *rest = (Pair(servers[0], server, Model.read(setting.model), (128, 128)) for server in servers[1:])
+        yield wrong.refused(first, ("model", "llama", "other"))
+        yield wrong.refused(rest[0], ("kv_dtype", "bfloat16", "float32"))
+        yield wrong.refused(first, ("schema",), {"schema": [90, 91]})
+
+
+def nixl(setting: Setting) -> Iterator[str]:
+    """Beside NixlConnector, in turns. Wants NIXL in the same virtual environment."""
+    setting = replace(setting, environment=setting.environment | {"UCX_TLS": "tcp,self"})
+    theirs = []
+    for kind in kinds():
+        kind.connector, kind.name = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}, f"nixl-{kind.name}"
+        kind.port, kind.side_port = kind.port + 400, kind.side_port + 400
+        theirs.append(kind)
+    with pair(setting, *kinds()) as ours, pair(setting, theirs[0], theirs[1]) as other:
+        yield from compare.first_tokens(ours, other)
+        yield from compare.steps(ours, other)
+
+
+ALL: dict[str, Callable[[Setting], Iterator[str]]] = {
+    "shm": shm,
+    "ucx": ucx,
+    "spoil": spoil,
+    "blocks": blocks,
+    "tp": tp,
+    "hybrid": hybrid,
+    "dead": dead,
+    "differ": differ,
+    "nixl": nixl,
+}
