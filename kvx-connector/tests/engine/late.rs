@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use kvx_connector::control::Key;
 use kvx_connector::engine::EngineSetup;
 use kvx_connector::protocol::{Access, Reason};
 use kvx_connector::ticket::Ticket;
 use kvx_connector::worker::FetchFailure;
 
+use kvx_core::layout::NamedLayout::FlashAttentionHnd as Hnd;
+
+use crate::pair::{Over, Shape, Side, model, side};
 use crate::{TOKENS, Two, key};
 
 /// A ticket whose lease has ended so.
@@ -84,4 +88,39 @@ async fn a_ticket_that_was_changed_is_refused_by_the_owner() {
     let store = two.producer.engine.store(invited.ticket(), 0..TOKENS, &two.theirs).unwrap();
     store.over().await.unwrap();
     assert_eq!(invited.over().await.unwrap(), [Reason::Done]);
+}
+
+/// Two engines of one name: whoever has met both is told at once when it asks the one in whose place the other is, and the other goes
+/// on; once that has ended, the one that was refused serves.
+#[tokio::test]
+async fn two_engines_of_one_name_are_told_so() {
+    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
+    let shape = Shape::new(Hnd, 1, 1, 16);
+    let start = |name| side(name, &model, shape, TOKENS, (&secret, &shm), |_| {});
+    let (first, second) = (start("prefill").await, start("prefill").await);
+    let consumer = start("decode").await;
+    let ours = consumer.tables(TOKENS, 1);
+    let ask = async |side: &Side, name: &str| {
+        let theirs = side.tables(TOKENS, 0);
+        let published = side.engine.publish(key(name), TOKENS, &theirs).unwrap();
+        let fetch = consumer.engine.fetch(published.ticket(), 0..TOKENS, &ours).unwrap();
+        let ended = fetch.over().await;
+        published.withdraw(Reason::Aborted);
+        ended
+    };
+    ask(&first, "a").await.unwrap();
+    ask(&second, "b").await.unwrap();
+    let begun = std::time::Instant::now();
+    let failure = ask(&first, "c").await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(5), "{failure}");
+    for said in ["two engines have one name", "in_its_place=prefill", "a name of its own"] {
+        assert!(failure.to_string().contains(said), "{failure}");
+    }
+    ask(&second, "d").await.unwrap();
+    drop(second);
+    let begun = std::time::Instant::now();
+    while let Err(failure) = ask(&first, "e").await {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{failure}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
 }

@@ -67,7 +67,8 @@ pub struct Limits {
     pub ending: Duration,
     /// Longest wait of a [`Want`](super::Want).
     pub longest_want: Duration,
-    /// How long a life that another one has replaced is remembered, so that it does not replace that one in turn.
+    /// How long a life that another one has replaced is remembered, since it was last heard of, so that it does not replace that one
+    /// in turn. It counts only while that one is there.
     pub superseded: Duration,
     /// Most wants that wait.
     pub wants: usize,

@@ -10,7 +10,7 @@ use kvx_core::id::Incarnation;
 use kvx_core::wire::Text;
 use kvx_core::{Error, ErrorKind, Result, Retry};
 
-use super::io::{Place, Reason, SessionId};
+use super::io::{Place, Reason, Remote, SessionId};
 use super::message::Message;
 use super::route::{Course, Role};
 use super::site::{Asking, Fetch, FetchRun, Known, SiteNo, Way};
@@ -269,13 +269,19 @@ impl Peers {
                     .with_context("incarnation", identity.incarnation);
                 return Err(Failure::permanent(error));
             }
-            if self.is_superseded(identity.incarnation)
-                || identity.incarnation == self.local.incarnation
-            {
-                let error = Error::peer(OPERATION, "the card is of a life that is over")
-                    .with_context("rank", place)
-                    .with_context("incarnation", identity.incarnation)
-                    .with_remedy("look whether two engines have the same name");
+            let itself = identity.incarnation == self.local.incarnation;
+            let other = self.superseded_by(identity.incarnation);
+            if itself || other.is_some() {
+                let mut error = Error::peer(OPERATION, "the cards are old, or two engines have one name: another one is in this one's place")
+                    .with_context("refused", Remote {
+                        engine: identity.engine.clone(),
+                        incarnation: identity.incarnation,
+                        rank: Some(place),
+                    })
+                    .with_remedy(super::links::ONE_NAME);
+                if let Some(other) = other {
+                    error = error.with_context("in_its_place", other);
+                }
                 return Err(Failure::passing(error));
             }
         }

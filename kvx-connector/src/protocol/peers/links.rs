@@ -1,9 +1,12 @@
 //! Connections: each one that a backend has given is a peer's or is ending, and is ended once.
 
+use std::time::Duration;
+
+use kvx_core::card::EngineName;
 use kvx_core::id::Incarnation;
 use kvx_core::{Error, Retry};
 
-use super::io::{Connection, Output, Reason, Stepped};
+use super::io::{Connection, Output, Place, Reason, Remote, Stepped};
 use super::message::{Message, Refusal};
 use super::peer::{Link, Up};
 use super::site::Way;
@@ -14,11 +17,31 @@ const EARLY: usize = 4096;
 /// Most lives that are remembered as over.
 const SUPERSEDED: usize = 4096;
 
+/// Two lives that are there at the same time, in one place: what the one is told in whose place the other is.
+fn same_name(refused: &Remote, other: &Remote) -> Error {
+    Error::config("peers", "two engines have one name: another one is in this one's place")
+        .with_context("refused", refused)
+        .with_context("in_its_place", other)
+        .with_remedy(ONE_NAME)
+}
+
+/// What to do where two engines have one name.
+pub(super) const ONE_NAME: &str =
+    "give each engine a name of its own, or end one of the two: then the other is let in";
+
 /// A connection that is ending.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ending {
     of: Incarnation,
     severed: bool,
+}
+
+/// A life in whose place another one was heard of.
+#[derive(Clone, Debug)]
+pub(super) struct Superseded {
+    at: (EngineName, Place),
+    /// Until when it is remembered.
+    until: Duration,
 }
 
 impl Peers {
@@ -226,24 +249,40 @@ impl Peers {
         self.touch_peer(incarnation);
     }
 
-    pub(super) fn is_superseded(&self, incarnation: Incarnation) -> bool {
-        self.superseded.get(&incarnation).is_some_and(|until| self.now < *until)
+    /// Who is in the place of a life that was replaced.
+    pub(super) fn superseded_by(&self, incarnation: Incarnation) -> Option<&Remote> {
+        let known = self.superseded.get(&incarnation).filter(|known| self.now < known.until)?;
+        let other = self.peers.get(self.places.get(&known.at)?)?;
+        (other.seen && other.remote.incarnation != incarnation).then_some(&other.remote)
+    }
+
+    /// Why a life is refused that comes although another is in its place. It is remembered anew.
+    pub(super) fn refuse_superseded(&mut self, remote: &Remote) -> Option<Error> {
+        let other = self.superseded_by(remote.incarnation)?.clone();
+        let until = self.now + self.limits.superseded;
+        if let Some(known) = self.superseded.get_mut(&remote.incarnation) {
+            known.until = until;
+        }
+        Some(same_name(remote, &other))
     }
 
     /// Another life is in this one's place: it does not come back.
     fn replace(&mut self, incarnation: Incarnation, sessions: Vec<super::SessionId>) {
         if self.superseded.len() >= SUPERSEDED {
-            let oldest = self.superseded.iter().min_by_key(|(_, until)| **until);
+            let oldest = self.superseded.iter().min_by_key(|(_, known)| known.until);
             if let Some(oldest) = oldest.map(|(incarnation, _)| *incarnation) {
                 self.superseded.remove(&oldest);
             }
         }
-        let now = self.now;
-        self.superseded.retain(|_, until| now < *until);
-        self.superseded.insert(incarnation, self.now + self.limits.superseded);
+        let (now, until) = (self.now, self.now + self.limits.superseded);
+        self.superseded.retain(|_, known| now < known.until);
+        let Some(peer) = self.peers.get(&incarnation) else { return };
+        let remote = peer.remote.clone();
+        let at = (remote.engine.clone(), peer.place);
+        self.superseded.insert(incarnation, Superseded { at, until });
+        let other = self.superseded_by(incarnation).cloned();
         for session in sessions {
-            let error = Error::config("peers", "another life of this rank took its place")
-                .with_remedy("give each engine a name of its own");
+            let error = same_name(&remote, other.as_ref().unwrap_or(&remote));
             let refusal = Refusal::new(&error, false);
             self.send(session, &Message::Refused { number: 0, refusal });
             self.close(session);

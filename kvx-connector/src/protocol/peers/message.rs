@@ -194,6 +194,9 @@ pub struct Refusal {
     /// The field on which the two sides disagree, and both values, each with whose it is.
     #[serde(default)]
     pub mismatch: Option<Disagreement>,
+    /// What can be done about it. `None` also from an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Words>,
 }
 
 /// A field on which two sides disagree.
@@ -220,6 +223,7 @@ impl Refusal {
                 left: (words(&mismatch.left.0), words(&mismatch.left.1)),
                 right: (words(&mismatch.right.0), words(&mismatch.right.1)),
             }),
+            remedy: error.remedy().map(words),
         }
     }
 
@@ -244,7 +248,11 @@ impl Refusal {
             }
         };
         let retry = if self.later { Retry::Backoff } else { Retry::Never };
-        error.with_kind(self.kind).with_retry(retry)
+        let error = error.with_kind(self.kind).with_retry(retry);
+        match &self.remedy {
+            Some(remedy) => error.with_remedy(remedy.as_str().to_owned()),
+            None => error,
+        }
     }
 }
 

@@ -53,8 +53,9 @@
 //! A peer is [`Gone`](Output::Gone): when another life of its rank is heard of by a session, or by a card while it has no session
 //! itself; when its connection broke; when it says goodbye; when its card has changed; when it has had no session for
 //! [`Limits::alone`]; when it is forgotten here. At that moment its connection is ended, its routes are no longer given, attempts and
-//! answers are given up, and only then may anything be said of what comes in its place. A life that was replaced does not come back; one
-//! that was lost may, and so may one that cards left out: they may have been on their way since before it began.
+//! answers are given up, and only then may anything be said of what comes in its place. A life that was replaced does not come back while
+//! another is in its place: should it try, there are two engines of one name, and it is told so; once the other is gone, it is let in. One
+//! that was lost may come back, and so may one that cards left out: they may have been on their way since before it began.
 //!
 //! # Invariants
 //!
@@ -112,7 +113,7 @@ pub use status::{PeerState, PeerStatus, PeersStats};
 
 use crate::observe::Quota;
 use fault::Fault;
-use links::Ending;
+use links::{Ending, Superseded};
 use peer::{Attempt, Peer};
 use sessions::Session;
 use site::{Fetch, Site, SiteKey, SiteNo};
@@ -142,7 +143,7 @@ pub struct Peers {
     peers: BTreeMap<Incarnation, Peer>,
     /// Which life is in which place, of those that have been heard of.
     places: BTreeMap<(EngineName, Place), Incarnation>,
-    superseded: BTreeMap<Incarnation, Duration>,
+    superseded: BTreeMap<Incarnation, Superseded>,
     sessions: BTreeMap<SessionId, Session>,
     /// The newest session that was dialled, by address.
     dialled: BTreeMap<Address, SessionId>,

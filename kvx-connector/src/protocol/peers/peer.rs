@@ -195,6 +195,10 @@ impl Peer {
         matches!(&self.attempt, Attempt::Running(run) if run.phase.session() == Some(id))
     }
 
+    pub(super) const fn is_meeting(&self) -> bool {
+        matches!(self.attempt, Attempt::Running(_))
+    }
+
     pub(super) fn is_attempt(&self, number: u64) -> bool {
         matches!(&self.attempt, Attempt::Running(run) if run.number == number)
     }

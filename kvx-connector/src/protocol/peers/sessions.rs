@@ -114,10 +114,18 @@ impl Peers {
     }
 
     fn fail_user(&mut self, user: User, error: &Error) {
-        let error = Error::peer("peers.session", error.to_string()).with_retry(Retry::Backoff);
+        let permanent = error.retry() == Retry::Never;
+        let retry = if permanent { Retry::Never } else { Retry::Backoff };
+        let mut copy = Error::peer("peers.session", error.to_string())
+            .with_kind(error.kind())
+            .with_retry(retry);
+        if let Some(remedy) = error.remedy() {
+            copy = copy.with_remedy(remedy.to_owned());
+        }
         match user {
-            User::Site(no) => self.fail_fetch(no, Failure::passing(error)),
-            User::Peer(incarnation) => self.fail_meeting(incarnation, Failure::stale(error)),
+            User::Site(no) if permanent => self.fail_fetch(no, Failure::permanent(copy)),
+            User::Site(no) => self.fail_fetch(no, Failure::passing(copy)),
+            User::Peer(incarnation) => self.fail_meeting(incarnation, Failure::stale(copy)),
         }
     }
 
@@ -134,10 +142,12 @@ impl Peers {
     /// A session with a rank: it is known from now on. A life that was known in its place is over.
     fn attach(&mut self, id: SessionId, remote: &Remote) -> Result<(), Error> {
         let incarnation = remote.incarnation;
-        if self.is_superseded(incarnation) {
-            return Err(Error::config("peers", "another life of this rank took its place")
-                .with_context("rank", remote)
-                .with_remedy("give each engine a name of its own"));
+        if let Some(error) = self.refuse_superseded(remote) {
+            if let Some(suppressed) = self.warnings.pass(self.now) {
+                let remedy = error.remedy();
+                tracing::warn!(%error, remedy, suppressed, "a peer is refused");
+            }
+            return Err(error);
         }
         if let Some(known) = self.peers.get(&incarnation).filter(|known| known.remote != *remote) {
             return Err(Error::peer("peers", "one incarnation, two names")
@@ -152,13 +162,14 @@ impl Peers {
         let Some(place) = remote.rank else { return Ok(()) };
         let at = (remote.engine.clone(), place);
         let old = self.places.get(&at).copied().filter(|old| *old != incarnation);
-        if let Some(old) = old.filter(|_| !self.broken(Fault::KeepsOldLife)) {
-            self.gone(old, Reason::Superseded);
-        }
-        self.places.insert(at, incarnation);
         let Some(peer) = self.peers.get_mut(&incarnation) else { return Ok(()) };
         peer.seen = true;
         peer.alone = None;
+        self.places.insert(at, incarnation);
+        if let Some(old) = old.filter(|_| !self.broken(Fault::KeepsOldLife)) {
+            self.gone(old, Reason::Superseded);
+        }
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return Ok(()) };
         peer.sessions.push(id);
         let surplus = (peer.sessions.len() > PER_PEER).then(|| peer.sessions[0]);
         if let Some(surplus) = surplus {
@@ -210,8 +221,7 @@ impl Peers {
             if site.session == Some(id) {
                 site.session = None;
             }
-            if matches!(&site.fetch, Fetch::Running(run) if run.asking.as_ref().is_some_and(|a| a.session == id))
-            {
+            if self.asks_by(no, id) {
                 self.fail_fetch(no, Failure::passing(lost()));
             }
             self.dirty_sites.insert(no);
@@ -228,6 +238,14 @@ impl Peers {
         self.forget_answer_by(incarnation, id);
         self.unroute(incarnation);
         self.touch_peer(incarnation);
+    }
+
+    /// Whether a site's cards are being asked for by a session.
+    fn asks_by(&self, no: SiteNo, id: SessionId) -> bool {
+        self.sites.get(&no).is_some_and(|site| match &site.fetch {
+            Fetch::Running(run) => run.asking.as_ref().is_some_and(|asking| asking.session == id),
+            _ => false,
+        })
     }
 
     pub(super) fn message(&mut self, id: SessionId, bytes: &[u8]) {
@@ -310,9 +328,20 @@ impl Peers {
 
     /// Something that was asked is refused, or, without a number, the whole session.
     fn take_refusal(&mut self, id: SessionId, remote: &Remote, number: u64, refusal: &Refusal) {
-        let error = refusal.to_error().with_context("peer", remote);
-        let failure =
-            if refusal.later { Failure::passing(error) } else { Failure::permanent(error) };
+        let failure = || {
+            let error = refusal.to_error().with_context("peer", remote);
+            if refusal.later { Failure::passing(error) } else { Failure::permanent(error) }
+        };
+        if number == 0 {
+            // It is the session that is refused: with all that is asked by it.
+            let sites = self.sessions.get(&id).map(|session| session.sites.clone());
+            for no in sites.into_iter().flatten() {
+                if self.asks_by(no, id) {
+                    self.fail_fetch(no, failure());
+                }
+            }
+        }
+        let failure = failure();
         if let Some(no) = self.asking_site(id, number) {
             return self.fail_fetch(no, failure);
         }
@@ -324,7 +353,7 @@ impl Peers {
         }
         let incarnation = remote.incarnation;
         let Some(peer) = self.peers.get(&incarnation) else { return };
-        if peer.is_attempt(number) || (number == 0 && peer.meets_by(id)) {
+        if peer.is_attempt(number) || (number == 0 && peer.is_meeting()) {
             self.fail_meeting(incarnation, failure);
         }
     }

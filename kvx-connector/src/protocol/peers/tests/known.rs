@@ -404,28 +404,6 @@ fn another_engine_at_the_address() {
     assert!(world.refused(rank, own).to_string().contains("own"));
 }
 
-/// Known failure 77 (ray PR#65756): two engines of one name. The later one is taken for the other's next life; the earlier is
-/// told so, and takes nothing back.
-#[test]
-fn two_engines_of_one_name() {
-    let (mut world, decode, prefill) = pair();
-    let rank = decode.ranks[0];
-    let id = world.want(rank, &prefill, Role::Consumer);
-    world.run(SEC);
-    world.ready(rank, id);
-    let twin = world.start(&prefill.plan, 300);
-    let id = world.want(rank, &twin, Role::Consumer);
-    world.run(SEC);
-    assert_eq!(world.ready(rank, id).life, twin.life);
-    let id = world.want(rank, &prefill, Role::Consumer);
-    world.run(SEC * 11);
-    let error = world.refused(rank, id).to_string();
-    assert!(error.contains("two engines have the same name"), "{error}");
-    let id = world.want(rank, &twin, Role::Consumer);
-    world.run(SEC);
-    world.ready(rank, id);
-}
-
 /// Cards say who there was when they were asked for: an answer of an engine that has died meanwhile may come after its next life is
 /// known. What they leave out is not over for good; found by the simulation of whole engines (seed 4000).
 #[test]
@@ -452,6 +430,53 @@ fn old_cards_end_no_life_for_good() {
     let id = world.want(rank, &newer, Role::Consumer);
     world.run(SEC * 5);
     assert_eq!(world.ready(rank, id).life, newer.life);
+}
+
+/// Known failure 77 (ray PR#65756): two engines that live at the same time and have one name: who has met both keeps to the one it heard of last, and the other is told
+/// at once, on both sides, why and what to do; it is let in when that one is gone.
+#[test]
+fn two_engines_of_one_name_are_told_so() {
+    let (mut world, decode, first) = pair();
+    let (rank, one) = (decode.ranks[0], first.ranks[0]);
+    let id = world.want(rank, &first, Role::Consumer);
+    world.run(SEC);
+    world.ready(rank, id);
+    let second = world.start(&first.plan, 300);
+    let id = world.want(rank, &second, Role::Consumer);
+    world.run(SEC);
+    assert_eq!(world.ready(rank, id).life, second.life);
+
+    let named = |error: &kvx_core::Error| {
+        let text = error.to_string();
+        let remedy = ["a name of its own", "end one of the two"];
+        for said in ["two engines have one name", "refused=prefill", "in_its_place=prefill"] {
+            assert!(text.contains(said), "{text}");
+        }
+        assert!(remedy.iter().all(|said| text.contains(said)), "{text}");
+    };
+    let (here, there) =
+        (world.want(rank, &first, Role::Consumer), world.want(one, &decode, Role::Producer));
+    world.run(SEC);
+    named(&world.refused(one, there));
+    // By its cards, which might be old.
+    world.run(SEC * 10);
+    named(&world.refused(rank, here));
+    // Again and again, and nothing happens to the other.
+    for _ in 0..20 {
+        let id = world.want(one, &decode, Role::Producer);
+        world.run(SEC * 11);
+        world.refused(one, id);
+    }
+    assert_eq!(world.gone(rank), [Reason::Superseded]);
+    let id = world.want(rank, &second, Role::Consumer);
+    world.run(MS * 100);
+    assert_eq!(world.ready(rank, id).life, second.life);
+
+    world.kill_engine(&second);
+    world.run(SEC * 10);
+    let id = world.want(rank, &first, Role::Consumer);
+    world.run(SEC * 10);
+    assert_eq!(world.ready(rank, id).life, first.life);
 }
 
 /// Known failure 98 (nixl#1097; vllm#26382; dynamo PR#1314): RDMA is required, and only TCP is there.

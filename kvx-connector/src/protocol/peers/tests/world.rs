@@ -60,7 +60,7 @@ pub(super) struct Process {
     pub(super) wants: BTreeMap<WantId, Duration>,
     pub(super) said: Vec<(Duration, Said)>,
     gone: BTreeSet<Connection>,
-    replaced: BTreeSet<Incarnation>,
+    replaced: BTreeMap<Incarnation, (EngineName, Option<Place>)>,
     /// Who is met and not gone.
     met: BTreeMap<(EngineName, Option<Place>), Incarnation>,
 }
@@ -207,7 +207,7 @@ impl World {
             wants: BTreeMap::new(),
             said: Vec::new(),
             gone: BTreeSet::new(),
-            replaced: BTreeSet::new(),
+            replaced: BTreeMap::new(),
             met: BTreeMap::new(),
         });
         self.processes.len() - 1
@@ -486,7 +486,7 @@ impl World {
                     assert!(!over, "a route by a connection that is over");
                     assert!(!process.gone.contains(&link.connection), "a route by who is gone");
                     assert!(
-                        !process.replaced.contains(&link.incarnation),
+                        !process.replaced.contains_key(&link.incarnation),
                         "a life that was replaced"
                     );
                 }
@@ -498,7 +498,10 @@ impl World {
             }
             Output::Met { remote, connection } => {
                 assert!(!process.gone.contains(&connection), "met who is gone");
-                assert!(!process.replaced.contains(&remote.incarnation), "met who was replaced");
+                assert!(
+                    !process.replaced.contains_key(&remote.incarnation),
+                    "met who was replaced"
+                );
                 let given = &process.fabric.given[&connection.peer];
                 assert_eq!(given.to, remote.incarnation, "met somebody else");
                 assert!(!given.down, "met by a connection that is over");
@@ -516,7 +519,10 @@ impl World {
                     process.met.remove(&at);
                 }
                 if reason == Reason::Superseded {
-                    process.replaced.insert(remote.incarnation);
+                    process.replaced.insert(remote.incarnation, at);
+                } else {
+                    // Nobody is in the place any more: whoever was there before may come back.
+                    process.replaced.retain(|_, place| *place != at);
                 }
                 say(Said::Gone(connection, reason));
             }
