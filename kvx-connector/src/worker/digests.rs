@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use kvx_core::thread::runs_long;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::rank::DigestJob;
 
 pub(super) struct Digester {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Weak;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::observe::RankStatus;
 
 /// Looks at a [`Worker`](super::Worker) for as long as there is one, from any thread.

@@ -7,117 +7,47 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
-use std::pin::Pin;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvx_core::card::Address;
-use kvx_core::thread::runs_briefly;
 use kvx_core::{Error, ErrorKind, Result};
-use rustix::event::Timespec;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::oneshot;
 
 use crate::control::Control;
 use crate::observe::RankStatus;
 use crate::protocol::peers::PeerStatus;
-use crate::protocol::{LeaseName, Part, Reason, RequestNumber, StageNumber};
-use crate::rank::{
-    FetchOrder, FetchReport, GrantOrder, Rank, RankCounts, RankEvent, RankSetup, StageOf,
-};
+use crate::protocol::{LeaseName, Part, Reason, StageNumber};
+use crate::rank::{FetchOrder, GrantOrder, Rank, RankCounts, RankEvent, RankSetup, StageOf};
 
 mod channel;
 pub mod connector;
 mod digests;
 mod glance;
+mod handles;
+mod inside;
 mod news;
+mod shared;
 
 pub use channel::ControlChannel;
 pub use connector::{WorkerConnector, WorkerSetup};
 pub use glance::Glance;
+pub use handles::{FetchFailure, Fetched, Fetching, Granted};
 
 use connector::Book;
 use digests::Digester;
+use inside::Inside;
 use news::News;
-
-/// How long the thread sleeps at most, so that a wake-up that was lost costs little.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-
-/// How long a worker that is dropped waits until its peers are told.
-const GOODBYE: Duration = Duration::from_millis(200);
+use shared::Shared;
 
 /// A rank with a thread of its own. See the [module's documentation](self).
 pub struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-}
-
-struct Shared {
-    inside: Mutex<Inside>,
-    /// Wakes the thread.
-    bell: OwnedFd,
-    begun: Instant,
-    stop: AtomicBool,
-    /// Whoever waits for a report.
-    news: Arc<News>,
-}
-
-struct Inside {
-    rank: Rank<ControlChannel>,
-    /// Until when the thread sleeps, if nothing wakes it.
-    sleeps_until: Duration,
-    fetches: BTreeMap<RequestNumber, oneshot::Sender<Fetched>>,
-    leases: BTreeMap<LeaseName, oneshot::Sender<Reason>>,
-    stages: Option<Box<dyn Stages>>,
-    /// What a scheduler has said, where there is one.
-    book: Option<Book>,
-    news: Arc<News>,
-    digester: Option<Digester>,
-    /// What nobody here waits for.
-    others: Vec<RankEvent>,
-}
-
-/// How a request ended.
-pub type Fetched = std::result::Result<FetchReport, FetchFailure>;
-
-/// A request that was not moved.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct FetchFailure {
-    /// Why. [`ErrorKind::Closed`]: it was given up on this side.
-    pub error: Arc<Error>,
-    /// Why the lease ended, or was refused by its owner, where that is why: to be told apart without reading the error.
-    pub reason: Option<Reason>,
-    /// This rank's blocks that are not proven good, as (group, id). None where it was given up, or the worker has ended: then all
-    /// of the request's blocks are not.
-    pub blocks: std::collections::BTreeSet<(u16, u32)>,
-    /// Whether something in them may still move: they must not be used again before the worker says so
-    /// ([`Worker::take_events`]).
-    pub quarantined: bool,
-}
-
-impl FetchFailure {
-    fn without_blocks(error: Error, quarantined: bool) -> Self {
-        let (error, blocks) = (Arc::new(error), Default::default());
-        Self { error, reason: None, blocks, quarantined }
-    }
-}
-
-impl fmt::Display for FetchFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {} blocks are not proven good", self.error, self.blocks.len())?;
-        if self.quarantined { f.write_str(", and quarantined") } else { Ok(()) }
-    }
-}
-
-impl std::error::Error for FetchFailure {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&*self.error)
-    }
 }
 
 /// Runs stages: copies between a host's buffer and a device, and whatever else an engine does to a part before or after it
@@ -314,263 +244,4 @@ impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("rank", &self.shared.lock().rank).finish_non_exhaustive()
     }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn now(&self) -> Duration {
-        self.begun.elapsed()
-    }
-
-    fn status(&self) -> RankStatus {
-        self.lock().rank.status(self.now())
-    }
-
-    fn ring(&self) {
-        // A full counter rings too.
-        let _rung = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
-    }
-
-    /// Gives the rank an order and carries out what can be done at once.
-    fn act<T>(&self, order: impl FnOnce(&mut Inside) -> T) -> T {
-        let mut inside = self.lock();
-        let result = order(&mut inside);
-        let mut told = Told::default();
-        let due = inside.step(self.now(), &mut told);
-        let sooner = due < inside.sleeps_until;
-        drop(inside);
-        if sooner {
-            self.ring();
-        }
-        drop(told);
-        result
-    }
-
-    /// The thread.
-    fn run(&self, descriptors: &[OwnedFd]) {
-        runs_briefly();
-        let mut leaves = None;
-        loop {
-            if self.stop.load(Ordering::Acquire) {
-                let until = *leaves.get_or_insert_with(|| {
-                    self.lock().rank.close();
-                    Instant::now() + GOODBYE
-                });
-                if Instant::now() >= until || self.lock().rank.is_alone() {
-                    return;
-                }
-            }
-            let mut inside = self.lock();
-            let mut told = Told::default();
-            let due = inside.step(self.now(), &mut told);
-            let longest = if leaves.is_some() { Duration::from_millis(5) } else { LONGEST_SLEEP };
-            let sleep = due.saturating_sub(self.now()).min(longest);
-            inside.sleeps_until = self.now() + sleep;
-            drop(inside);
-            drop(told);
-            let mut watched: Vec<PollFd<'_>> =
-                descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-            let timeout = Timespec {
-                tv_sec: i64::try_from(sleep.as_secs()).unwrap_or(1),
-                tv_nsec: sleep.subsec_nanos().into(),
-            };
-            // Interrupted or refused, it looks again all the same; a refusal does not become a busy loop.
-            if rustix::event::poll(&mut watched, Some(&timeout)).is_err() {
-                std::thread::yield_now();
-            }
-            let mut rung = [0; 8];
-            let _rung = rustix::io::read(&self.bell, &mut rung);
-        }
-    }
-}
-
-/// Answers that are given once no lock is held: whoever waits for one may call again at once.
-#[derive(Default)]
-struct Told {
-    fetched: Vec<(oneshot::Sender<Fetched>, Fetched)>,
-    freed: Vec<(oneshot::Sender<Reason>, Reason)>,
-    news: Option<Arc<News>>,
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        // Whoever no longer waits is told nothing.
-        for (sender, fetched) in self.fetched.drain(..) {
-            let _gone = sender.send(fetched);
-        }
-        for (sender, why) in self.freed.drain(..) {
-            let _gone = sender.send(why);
-        }
-        if let Some(news) = self.news.take() {
-            news.tell();
-        }
-    }
-}
-
-impl Inside {
-    fn book(&mut self) -> Result<&mut Book> {
-        self.book.as_mut().ok_or_else(connector::no_book)
-    }
-
-    /// Steps, and says when the next step is due.
-    fn step(&mut self, now: Duration, told: &mut Told) -> Duration {
-        loop {
-            let due = self.rank.step(now).unwrap_or(Duration::MAX).min(now + LONGEST_SLEEP);
-            self.dispatch(now, told);
-            self.give_digests();
-            // A stage may have been over at once.
-            if !self.rank.has_orders() {
-                return due;
-            }
-        }
-    }
-
-    /// Has digests computed, here where nobody else can.
-    fn give_digests(&mut self) {
-        while let Some(job) = self.rank.next_digest() {
-            let given = match &mut self.digester {
-                Some(digester) => digester.give(job),
-                None => Err(job),
-            };
-            if let Err(job) = given {
-                self.rank.digested(job.number(), job.run());
-            }
-        }
-    }
-
-    /// Finds out whom the rank's events are for.
-    fn dispatch(&mut self, now: Duration, told: &mut Told) {
-        while let Some(event) = self.rank.next_event() {
-            let event = match &mut self.book {
-                None => Some(event),
-                Some(book) => {
-                    let rest = book.hear(event, now, &mut self.rank);
-                    if book.has_news() {
-                        told.news = Some(Arc::clone(&self.news));
-                    }
-                    rest
-                }
-            };
-            let Some(event) = event else { continue };
-            match event {
-                RankEvent::Ready { request, report } => {
-                    if let Some(sender) = self.fetches.remove(&request) {
-                        told.fetched.push((sender, Ok(report)));
-                    }
-                }
-                RankEvent::Failed { request, error, reason, blocks, quarantined, .. } => {
-                    if let Some(sender) = self.fetches.remove(&request) {
-                        let failure = FetchFailure { error, reason, blocks, quarantined };
-                        told.fetched.push((sender, Err(failure)));
-                    }
-                }
-                RankEvent::Aborted { request, quarantined } => {
-                    if let Some(sender) = self.fetches.remove(&request) {
-                        let error =
-                            Error::new(ErrorKind::Closed, "fetch", "it was given up on this side");
-                        let failure = FetchFailure::without_blocks(error, quarantined);
-                        told.fetched.push((sender, Err(failure)));
-                    }
-                }
-                RankEvent::Freed { lease, why } => {
-                    if let Some(sender) = self.leases.remove(&lease) {
-                        told.freed.push((sender, why));
-                    }
-                }
-                RankEvent::Stage { stage, of, part, which } => match &mut self.stages {
-                    Some(stages) => {
-                        if let Some(ok) = stages.run(stage, of, &part, which) {
-                            self.rank.stage_done(of, stage, ok);
-                        }
-                    }
-                    None => {
-                        tracing::error!(?of, "a stage was ordered, and nobody runs stages");
-                        self.rank.stage_done(of, stage, false);
-                    }
-                },
-                other => self.others.push(other),
-            }
-        }
-    }
-}
-
-/// A lease that was granted: a future of why it ended, done when its blocks may be reused.
-#[derive(Debug)]
-pub struct Granted {
-    receiver: oneshot::Receiver<Reason>,
-}
-
-impl Granted {
-    /// Why it ended, if it has.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Closed`]: the worker is gone.
-    pub fn try_ended(&mut self) -> Result<Option<Reason>> {
-        match self.receiver.try_recv() {
-            Ok(reason) => Ok(Some(reason)),
-            Err(oneshot::error::TryRecvError::Empty) => Ok(None),
-            Err(oneshot::error::TryRecvError::Closed) => Err(closed()),
-        }
-    }
-}
-
-impl Future for Granted {
-    type Output = Result<Reason>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.receiver).poll(context).map(|ended| ended.map_err(|_| closed()))
-    }
-}
-
-/// A request under way: a future of how it ended.
-///
-/// It must be awaited before its blocks are used, or used for something else: what is in flight writes into them until it has
-/// ended. Dropping it gives the request up, and leaves nobody to say when its blocks are quiet.
-pub struct Fetching {
-    receiver: oneshot::Receiver<Fetched>,
-    worker: Weak<Shared>,
-    request: RequestNumber,
-    over: bool,
-}
-
-impl Fetching {
-    /// Gives it up. It still has to be awaited: its blocks are in use until it has ended.
-    pub fn abort(&self) {
-        if let Some(shared) = self.worker.upgrade() {
-            shared.act(|inside| inside.rank.abort(self.request));
-        }
-    }
-}
-
-impl Future for Fetching {
-    type Output = Fetched;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.receiver).poll(context).map(|fetched| {
-            self.over = true;
-            fetched.unwrap_or_else(|_| Err(FetchFailure::without_blocks(closed(), true)))
-        })
-    }
-}
-
-impl Drop for Fetching {
-    fn drop(&mut self) {
-        if !self.over {
-            self.abort();
-        }
-    }
-}
-
-impl fmt::Debug for Fetching {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fetching").field("request", &self.request).finish_non_exhaustive()
-    }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "worker", "the worker has ended")
 }
