@@ -260,7 +260,9 @@ impl Engine {
             total: Some(total),
             stages: 0,
         };
-        let granted = self.workers.iter().map(|worker| worker.grant(order.clone())).collect();
+        let orders = std::iter::repeat_n(order, self.workers.len());
+        let granted = self.workers.iter().zip(orders).map(|(worker, order)| worker.grant(order));
+        let granted = granted.collect();
         let group = |(group, table): (&CacheGroup, &Table)| TicketGroup {
             kind: group.kind,
             block_tokens: group.block_tokens,
@@ -370,9 +372,9 @@ impl Engine {
             stages: (0, 0),
             options: FetchOptions { ttl: Some(ticket.ttl), ..FetchOptions::default() },
         };
-        let ranks =
-            self.workers.iter().map(|worker| worker.fetch(order.clone())).collect::<Result<_>>()?;
-        Ok(Fetch { ranks })
+        let orders = std::iter::repeat_n(order, self.workers.len());
+        let ranks = self.workers.iter().zip(orders).map(|(worker, order)| worker.fetch(order));
+        Ok(Fetch { ranks: ranks.collect::<Result<_>>()? })
     }
 }
 

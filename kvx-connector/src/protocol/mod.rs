@@ -18,6 +18,7 @@
 //! Times are [`Duration`](std::time::Duration)s since some moment of this process's own monotonic clock. Two hosts' clocks are
 //! never compared.
 
+mod few;
 mod id;
 pub mod message;
 pub mod owner;

@@ -188,18 +188,22 @@ impl Fabrics {
         self.capabilities(connection.backend).is_ok_and(|can| can.revoke == Revoke::PerPeer)
     }
 
-    /// Posts a transfer.
+    /// Posts a transfer. Gives what it was, where it has settled within the call.
     pub(super) fn post(
         &mut self,
         number: TransferNumber,
         connection: Connection,
         mode: Mode,
         segments: &[Segment],
-    ) -> Result<()> {
+    ) -> Result<Option<Result<TransferReport>>> {
         let fabric = self.fabric(connection.backend)?;
-        let transfer = fabric.port.transfer(connection.peer, mode, &fabric.set, segments, None)?;
+        let mut transfer =
+            fabric.port.transfer(connection.peer, mode, &fabric.set, segments, None)?;
+        if transfer.is_settled() {
+            return Ok(transfer.try_result());
+        }
         self.flights.insert(number, Flight { transfer, connection });
-        Ok(())
+        Ok(None)
     }
 
     /// Sends a message as a notification. Returns whether it was taken.

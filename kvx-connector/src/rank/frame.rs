@@ -67,8 +67,10 @@ pub(super) fn digests(message: &Digests) -> kvx_core::Result<Vec<u8>> {
 }
 
 fn framed<T: Serialize>(kind: u8, message: &T) -> kvx_core::Result<Vec<u8>> {
-    let mut bytes = wire::to_bytes(OPERATION, message)?;
-    bytes.insert(0, kind);
+    // Room for a message of a lease, so that it need not grow.
+    let mut bytes = Vec::with_capacity(256);
+    bytes.push(kind);
+    wire::append(OPERATION, message, &mut bytes)?;
     Ok(bytes)
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvx_core::id::Incarnation;
+use kvx_core::port::TransferReport;
 use kvx_core::{Error, ErrorKind, Retry};
 
 use super::channel::{Channel, ChannelEvent};
@@ -20,6 +21,15 @@ use crate::protocol::peers::{self, Connection, Role, Route, SessionId, WantId};
 use crate::protocol::user::{self, Unproven, Why};
 use crate::protocol::{Access, Part, Ranks, Reader, RequestNumber, TransferNumber, owner};
 
+/// What became of posting.
+enum Posted {
+    /// There is nothing to move.
+    Nothing,
+    /// It has settled already.
+    Settled(Connection, kvx_core::Result<TransferReport>),
+    Flying,
+}
+
 impl<C: Channel> Rank<C> {
     /// Does everything that can be done now. Returns when it wants to be called again at the latest: earlier whenever the
     /// channel or a port has something, or the engine has told it something. `None`: only then.
@@ -29,12 +39,10 @@ impl<C: Channel> Rank<C> {
         self.now = now.max(self.now);
         self.turn();
         self.give_up_digests();
-        self.todo.push_back(Todo::Peers(peers::Input::Tick));
-        self.todo.push_back(Todo::Owner(owner::Input::Tick));
-        self.todo.push_back(Todo::User(user::Input::Tick));
-        self.work();
-        // What was posted may be done already.
-        self.turn();
+        self.tick();
+        if !self.todo.is_empty() {
+            self.turn();
+        }
         let nap = (self.fabrics.is_busy() || self.blind()).then(|| self.now + NAP);
         let digests = self.digests_due();
         self.hand_on();
@@ -49,15 +57,27 @@ impl<C: Channel> Rank<C> {
         self.fabrics.ports().any(|port| port.wants_poll() || met && !port.capabilities().event_fd)
     }
 
-    /// Takes what has happened until nothing does.
+    /// Tells the machines that time has passed where something is due.
+    fn tick(&mut self) {
+        let now = self.now;
+        let due = |wake: Option<Duration>| wake.is_some_and(|at| at <= now);
+        let ticks = [
+            due(self.peers.wake()).then_some(Todo::Peers(peers::Input::Tick)),
+            due(self.owner.wake()).then_some(Todo::Owner(owner::Input::Tick)),
+            due(self.user.wake()).then_some(Todo::User(user::Input::Tick)),
+        ];
+        self.todo.extend(ticks.into_iter().flatten());
+    }
+
+    /// Does what is to be done, and takes what has happened, until nothing does.
     fn turn(&mut self) {
         loop {
+            self.work();
             self.hear();
             self.find();
             if self.todo.is_empty() {
                 return;
             }
-            self.work();
         }
     }
 
@@ -475,8 +495,11 @@ impl<C: Channel> Rank<C> {
 
     fn post(&mut self, transfer: TransferNumber, request: RequestNumber, source: u16, part: &Part) {
         let outcome = match self.try_post(transfer, request, source, part) {
-            Ok(true) => return,
-            Ok(false) => user::Outcome::Done,
+            Ok(Posted::Flying) => return,
+            Ok(Posted::Settled(connection, result)) => {
+                return self.settled(transfer, connection, result);
+            }
+            Ok(Posted::Nothing) => user::Outcome::Done,
             Err(error) => {
                 let retry = error.retry() != Retry::Never;
                 let span = self.fetches.get(&request).map(|fetch| &fetch.span);
@@ -488,33 +511,37 @@ impl<C: Channel> Rank<C> {
         self.todo.push_back(Todo::User(user::Input::Settled { transfer, outcome }));
     }
 
-    /// Posts the transfer of a part. Returns whether there is one.
+    /// Posts the transfer of a part, if there is one.
     fn try_post(
         &mut self,
         transfer: TransferNumber,
         request: RequestNumber,
         source: u16,
         part: &Part,
-    ) -> kvx_core::Result<bool> {
-        let Some(fetch) = self.fetches.get_mut(&request) else { return Ok(false) };
-        let Some(Some(link)) = fetch.link(source) else { return Ok(false) };
+    ) -> kvx_core::Result<Posted> {
+        let Some(fetch) = self.fetches.get_mut(&request) else { return Ok(Posted::Nothing) };
+        let Some(Some(link)) = fetch.link(source) else { return Ok(Posted::Nothing) };
         let connection = link.connection;
         let limits = self.fabrics.limits(connection.backend)?;
         if !fetch.segments(link, part, limits, &mut self.list)? {
-            return Ok(false);
+            return Ok(Posted::Nothing);
         }
         let mode = fetch.mode();
         fetch.posted.get_or_insert(self.now);
-        if let Err(error) = self.fabrics.post(transfer, connection, mode, self.list.as_slice()) {
-            if error.retry() == Retry::Reconnect {
-                // It is over, though its end was not told yet: it is not to be used until that comes.
-                self.fabrics.sever(connection);
-            }
-            return Err(error);
+        let posted = self.fabrics.post(transfer, connection, mode, self.list.as_slice());
+        if let Err(error) = &posted
+            && error.retry() == Retry::Reconnect
+        {
+            // It is over, though its end was not told yet: it is not to be used until that comes.
+            self.fabrics.sever(connection);
         }
+        let settled = posted?;
         let span = Watch::posted(fetch, connection, source, part, self.list.as_slice().len());
         self.flying.insert(transfer, Flying { request, source, part: part.clone(), span });
-        Ok(true)
+        Ok(match settled {
+            Some(result) => Posted::Settled(connection, result),
+            None => Posted::Flying,
+        })
     }
 
     pub(super) fn note(&mut self, request: RequestNumber, error: Error) {
@@ -527,7 +554,7 @@ impl<C: Channel> Rank<C> {
         &mut self,
         transfer: TransferNumber,
         connection: Connection,
-        result: kvx_core::Result<kvx_core::port::TransferReport>,
+        result: kvx_core::Result<TransferReport>,
     ) {
         let (flying, now) = (self.flying.remove(&transfer), self.now);
         let outcome = match result {

@@ -95,7 +95,8 @@ impl Fetching {
     /// Gives it up. It still has to be awaited: its blocks are in use until it has ended.
     pub fn abort(&self) {
         if let Some(shared) = self.worker.upgrade() {
-            shared.act(|inside| inside.rank.abort(self.request));
+            let request = self.request;
+            shared.give(move |inside| inside.rank.abort(request));
         }
     }
 }

@@ -14,12 +14,16 @@ use super::news::News;
 use super::shared::LONGEST_SLEEP;
 use super::{ControlChannel, Stages};
 use crate::protocol::{LeaseName, Reason, RequestNumber};
-use crate::rank::{Rank, RankEvent};
+use crate::rank::{FetchOrder, Rank, RankEvent};
 
 pub(super) struct Inside {
     pub(super) rank: Rank<ControlChannel>,
     /// Until when the thread sleeps, if nothing wakes it.
     pub(super) sleeps_until: Duration,
+    /// When the last order came.
+    pub(super) ordered: Duration,
+    /// Requests that were not taken.
+    pub(super) refused: Vec<(oneshot::Sender<Fetched>, Error)>,
     pub(super) fetches: BTreeMap<RequestNumber, oneshot::Sender<Fetched>>,
     pub(super) leases: BTreeMap<LeaseName, oneshot::Sender<Reason>>,
     pub(super) stages: Option<Box<dyn Stages>>,
@@ -55,6 +59,20 @@ impl Drop for Told {
 }
 
 impl Inside {
+    /// Moves a request, and tells `sender` what becomes of it.
+    pub(super) fn fetch(
+        &mut self,
+        now: Duration,
+        order: FetchOrder,
+        sender: oneshot::Sender<Fetched>,
+    ) {
+        let request = order.request;
+        match self.rank.fetch(now, order) {
+            Ok(()) => drop(self.fetches.insert(request, sender)),
+            Err(error) => self.refused.push((sender, error)),
+        }
+    }
+
     pub(super) fn book(&mut self) -> Result<&mut Book> {
         self.book.as_mut().ok_or_else(connector::no_book)
     }
@@ -87,6 +105,9 @@ impl Inside {
 
     /// Finds out whom the rank's events are for.
     fn dispatch(&mut self, now: Duration, told: &mut Told) {
+        for (sender, error) in self.refused.drain(..) {
+            told.fetched.push((sender, Err(FetchFailure::without_blocks(error, false))));
+        }
         while let Some(event) = self.rank.next_event() {
             let event = match &mut self.book {
                 None => Some(event),

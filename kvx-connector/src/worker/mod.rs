@@ -2,7 +2,8 @@
 //!
 //! A [`Worker`] runs a [`Rank`] on one named thread (`kvx-rank`), which sleeps on the descriptors of the control channel and of
 //! the backends until something happens or is due. Calls into it may come from any thread; none waits for the network or for a
-//! peer. What can be done at once is done by the calling thread. Where digests are compared, a second thread (`kvx-digest`) computes
+//! peer. What can be done at once is done by the calling thread, or by the rank's where that is awake: then orders are left to it, so that
+//! neither waits for the other, and many that are given one after the other are carried out together. Where digests are compared, a second thread (`kvx-digest`) computes
 //! them.
 
 use std::collections::BTreeMap;
@@ -92,6 +93,8 @@ impl Worker {
         let inside = Inside {
             rank,
             sleeps_until: Duration::ZERO,
+            ordered: Duration::ZERO,
+            refused: Vec::new(),
             fetches: BTreeMap::new(),
             leases: BTreeMap::new(),
             stages: None,
@@ -102,6 +105,8 @@ impl Worker {
         };
         let shared = Arc::new(Shared {
             inside: Mutex::new(inside),
+            orders: Mutex::new(Vec::new()),
+            awake: AtomicBool::new(true),
             bell,
             begun: Instant::now(),
             stop: AtomicBool::new(false),
@@ -142,7 +147,7 @@ impl Worker {
     #[must_use = "only what it says when it is done frees the blocks"]
     pub fn grant(&self, order: GrantOrder) -> Granted {
         let (sender, receiver) = oneshot::channel();
-        self.shared.act(|inside| {
+        self.shared.give(move |inside| {
             inside.leases.insert(order.lease, sender);
             inside.rank.grant(order);
         });
@@ -151,46 +156,42 @@ impl Worker {
 
     /// Publishes more parts of a lease.
     pub fn publish(&self, lease: LeaseName, parts: Vec<Part>, total: Option<u32>) {
-        self.shared.act(|inside| inside.rank.publish(lease, parts, total));
+        self.shared.give(move |inside| inside.rank.publish(lease, parts, total));
     }
 
     /// Takes a lease back: its users are told at once.
     pub fn withdraw(&self, lease: LeaseName, why: Reason) {
-        self.shared.act(|inside| inside.rank.withdraw(lease, why));
+        self.shared.give(move |inside| inside.rank.withdraw(lease, why));
     }
 
-    /// Moves a request.
+    /// Moves a request. One that [cannot be taken](Rank::fetch) is a [`Fetching`] that says so.
     ///
     /// # Errors
     ///
-    /// Those of [`Rank::fetch`].
+    /// None so far.
     pub fn fetch(&self, order: FetchOrder) -> Result<Fetching> {
         let (sender, receiver) = oneshot::channel();
         let request = order.request;
         let now = self.shared.now();
-        self.shared.act(|inside| {
-            inside.rank.fetch(now, order)?;
-            inside.fetches.insert(request, sender);
-            Ok(())
-        })?;
+        self.shared.give(move |inside| inside.fetch(now, order, sender));
         Ok(Fetching { receiver, worker: Arc::downgrade(&self.shared), request, over: false })
     }
 
     /// A stage that was begun is over.
     pub fn stage_done(&self, of: StageOf, stage: StageNumber, ok: bool) {
-        self.shared.act(|inside| inside.rank.stage_done(of, stage, ok));
+        self.shared.give(move |inside| inside.rank.stage_done(of, stage, ok));
     }
 
     /// What happened that no [`Granted`] or [`Fetching`] tells: quarantines and their ends, parts proven.
     #[must_use]
     pub fn take_events(&self) -> Vec<RankEvent> {
-        std::mem::take(&mut self.shared.lock().others)
+        std::mem::take(&mut self.shared.look().others)
     }
 
     /// All peers, as they are now.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerStatus> {
-        self.shared.lock().rank.peers()
+        self.shared.look().rank.peers()
     }
 
     /// What there is now, as JSON can show it.
@@ -208,13 +209,13 @@ impl Worker {
     /// What the rank has counted.
     #[must_use]
     pub fn counts(&self) -> RankCounts {
-        self.shared.lock().rank.counts()
+        self.shared.look().rank.counts()
     }
 
     /// Leases that are not freed, and requests that are not over or whose blocks are kept.
     #[must_use]
     pub fn open(&self) -> (usize, usize) {
-        self.shared.lock().rank.open()
+        self.shared.look().rank.open()
     }
 
     /// The address at which its control channel listens.

@@ -166,6 +166,8 @@ impl State {
         });
         let result = failure.map_or(Ok(()), Err);
         let settled = Instant::now();
+        // One, nearly always.
+        effects.finished.reserve_exact(1);
         effects.finished.push(Finished { record, result, settled, transport });
         self.waiters.take(Topic::Settled, &mut effects.wake);
     }

@@ -26,7 +26,22 @@ pub const MAX_DEPTH: usize = 16;
 ///
 /// [`ErrorKind::Internal`] when it cannot be expressed.
 pub fn to_bytes<T: Serialize + ?Sized>(operation: &'static str, value: &T) -> Result<Vec<u8>> {
-    rmp_serde::to_vec_named(value).map_err(|error| {
+    let mut bytes = Vec::with_capacity(128);
+    append(operation, value, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Puts `value` after what is in `bytes`, as [`to_bytes`] expresses it.
+///
+/// # Errors
+///
+/// Those of [`to_bytes`]; what is in `bytes` then means nothing.
+pub fn append<T: Serialize + ?Sized>(
+    operation: &'static str,
+    value: &T,
+    bytes: &mut Vec<u8>,
+) -> Result<()> {
+    rmp_serde::encode::write_named(bytes, value).map_err(|error| {
         Error::new(ErrorKind::Internal, operation, "cannot be expressed as MessagePack")
             .with_source(error)
     })

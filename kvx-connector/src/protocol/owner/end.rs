@@ -15,13 +15,11 @@ impl Owner {
     /// Ends a held lease if its readers have left it nothing to wait for.
     pub(super) fn conclude(&mut self, now: Duration, name: LeaseName, out: &mut Vec<Output>) {
         let Some(lease) = self.leases.get(&name).filter(|lease| lease.is_held()) else { return };
-        let mut attempts = lease.attempts.values();
-        if attempts.any(Users::is_done) || self.planted_done(lease) {
+        if lease.attempts.values().any(Users::is_done) || self.planted_done(lease) {
             return self.end(now, name, Reason::Done, out);
         }
-        let mut attempts = lease.attempts.values();
         let gave_up = lease.attempts.values().any(Users::gave_up);
-        if gave_up && attempts.all(Users::is_over) {
+        if gave_up && lease.attempts.values().all(Users::is_over) {
             return self.end(now, name, Reason::Released, out);
         }
         let careless = self.planted.has(Plant::ReleaseIgnoresAttempt);

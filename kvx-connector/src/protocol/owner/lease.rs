@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kvx_core::id::Incarnation;
 
+use crate::protocol::few::Few;
 use crate::protocol::id::{Attempt, Nonce, Part, TransferKey};
 use crate::protocol::terms::{Access, Ranks, Reason};
 
@@ -23,7 +24,7 @@ pub(super) struct Lease {
     pub(super) stages: u8,
     /// Stages that run.
     pub(super) running: usize,
-    pub(super) attempts: BTreeMap<Attempt, Users>,
+    pub(super) attempts: Few<Attempt, Users>,
     /// Until when a reader may ask again for its verdict.
     pub(super) asked_until: Duration,
     /// Its place in the owner's list of what is due.
@@ -52,7 +53,7 @@ pub(super) struct Known {
 pub(super) struct Users {
     pub(super) set: Ranks,
     /// Those heard of.
-    pub(super) readers: BTreeMap<u16, User>,
+    pub(super) readers: Few<u16, User>,
 }
 
 /// One reader that was heard of.
@@ -133,7 +134,7 @@ impl User {
 
 impl Users {
     pub(super) const fn new(set: Ranks) -> Self {
-        Self { set, readers: BTreeMap::new() }
+        Self { set, readers: Few::new() }
     }
 
     fn all(&self, holds: impl Fn(&User) -> bool) -> bool {
@@ -168,7 +169,7 @@ impl Lease {
             total: None,
             stages: 0,
             running: 0,
-            attempts: BTreeMap::new(),
+            attempts: Few::new(),
             asked_until: Duration::ZERO,
             due: None,
         }

@@ -58,6 +58,7 @@ use std::time::Duration;
 
 use kvx_core::id::Incarnation;
 
+use super::few::Few;
 use super::id::{LeaseName, Part, TransferKey};
 use super::message::ToOwner;
 use super::plant::{Plant, Planted};
@@ -296,7 +297,7 @@ impl Owner {
             total: None,
             stages,
             running: 0,
-            attempts: BTreeMap::new(),
+            attempts: Few::new(),
             asked_until: Duration::ZERO,
             due: None,
         };

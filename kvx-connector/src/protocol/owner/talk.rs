@@ -1,6 +1,5 @@
 //! What readers say of a lease that is known, and what they are answered.
 
-use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use kvx_core::id::Incarnation;
@@ -307,12 +306,16 @@ fn find<'a>(
     let reader = message.reader();
     let (held, writes) = (lease.is_held(), lease.is_written());
     let known = lease.attempts.len();
-    let users = match lease.attempts.entry(reader.attempt) {
-        Entry::Occupied(entry) => entry.into_mut(),
-        Entry::Vacant(_) if !held => return Err(Reason::Unknown),
-        Entry::Vacant(_) if known >= most => return Err(Reason::Full),
-        Entry::Vacant(entry) => entry.insert(Users::new(message.set().clone())),
-    };
+    if !lease.attempts.contains_key(&reader.attempt) {
+        if !held {
+            return Err(Reason::Unknown);
+        }
+        if known >= most {
+            return Err(Reason::Full);
+        }
+    }
+    let set = || Users::new(message.set().clone());
+    let users = lease.attempts.get_or_insert_with(reader.attempt, set);
     if users.set != *message.set() {
         if !replaces {
             return Err(Reason::Contradiction);
@@ -322,7 +325,7 @@ fn find<'a>(
     if !users.readers.contains_key(&reader.rank) && !held {
         return Err(Reason::Unknown);
     }
-    let user = users.readers.entry(reader.rank).or_insert_with(|| User::new(peer, writes));
+    let user = users.readers.get_or_insert_with(reader.rank, || User::new(peer, writes));
     if user.peer != peer && !any {
         return Err(Reason::Contradiction);
     }

@@ -130,7 +130,7 @@ impl Request {
             }
             if let Entry::Vacant(entry) = source.parts.entry(part.number) {
                 source.unbegun.push(part.number);
-                entry.insert(Piece { part, work: Work::Known, proven: false, tries: 0 });
+                entry.insert(Box::new(Piece { part, work: Work::Known, proven: false, tries: 0 }));
             }
         }
         Ok(())
@@ -351,7 +351,7 @@ impl Request {
     pub(super) fn prove(&mut self, at: usize, asking: &Asking, last: bool, out: &mut Vec<Output>) {
         let (number, each) = (self.number, self.prove == Prove::EachPart);
         let Some(source) = self.sources.get_mut(at) else { return };
-        let mut good = |piece: &mut Piece| {
+        let mut good = |piece: &mut Box<Piece>| {
             let first = !std::mem::replace(&mut piece.proven, true);
             if first && each && piece.work == Work::Here {
                 let (request, source, part) = (number, index(at), piece.part.number);

@@ -58,7 +58,8 @@ pub(super) struct Source {
     /// Whether its peer can be reached.
     pub(super) linked: bool,
     pub(super) phase: Phase,
-    pub(super) parts: BTreeMap<u32, Piece>,
+    /// Boxed: a node of the tree has room for eleven, and there is one, nearly always.
+    pub(super) parts: BTreeMap<u32, Box<Piece>>,
     pub(super) total: Option<u32>,
     /// Parts of which nothing was begun.
     pub(super) unbegun: Vec<u32>,
@@ -191,7 +192,12 @@ impl Request {
                 return None;
             }
             let good = |piece: &&Piece| piece.proven && piece.work == Work::Here;
-            let proven = source.parts.values().filter(good).map(|piece| piece.part.number);
+            let proven = source
+                .parts
+                .values()
+                .map(AsRef::as_ref)
+                .filter(good)
+                .map(|piece| piece.part.number);
             Some(Unproven {
                 source: u16::try_from(index).unwrap_or(u16::MAX),
                 proven: proven.collect(),
