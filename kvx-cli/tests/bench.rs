@@ -159,7 +159,7 @@ fn the_connector_is_measured_beside_a_bare_port() {
     assert_eq!((&report["verified"], &report["backend"]), (&true.into(), &"shm".into()));
     let positive = |value: &Value| value.as_f64().is_some_and(|figure| figure > 0.0);
     let costs = &report["cpu_us_per_request"];
-    for field in ["publish", "fetch", "fetch_one_by_one", "bare_one_by_one"] {
+    for field in ["publish", "fetch", "fetch_one_by_one", "bare", "bare_one_by_one"] {
         assert!(positive(&costs[field]), "{field}: {report}");
     }
     for field in ["connector", "bare", "raw_rtt"] {

@@ -85,6 +85,15 @@ pub(super) fn run(args: &BenchArgs, fabric: &Fabric, out: &mut Output) -> Result
     }
     let bare = rig.end_counting()?;
     costs.bare_one_by_one = bare.initiator + bare.target;
+    rig.begin_counting(times)?;
+    let mut left = times;
+    while left > 0 {
+        let some = left.min(u32::try_from(AT_ONCE).unwrap_or(left));
+        rig.rounds(some)?;
+        left -= some;
+    }
+    let bare = rig.end_counting()?;
+    costs.bare = bare.initiator + bare.target;
     let transport = rig.transport()?;
     rig.close()?;
 

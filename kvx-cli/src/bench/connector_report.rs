@@ -18,7 +18,9 @@ pub(super) struct Costs {
     pub(super) fetch: f64,
     /// The same, one after the other: threads go to sleep and are woken in between.
     pub(super) fetch_one_by_one: f64,
-    /// The same segments over a bare port, with a notification, one after the other.
+    /// The same segments over a bare port, with a notification, with many under way: what moving them costs, whoever asks for it.
+    pub(super) bare: f64,
+    /// The same, one after the other.
     pub(super) bare_one_by_one: f64,
 }
 
@@ -106,6 +108,7 @@ impl Report {
             ("lease, and its ticket", costs.publish),
             ("fetch to the end of the lease, many at a time", costs.fetch),
             ("fetch to the end of the lease, one by one", costs.fetch_one_by_one),
+            ("bare port, with a notification, many at a time", costs.bare),
             ("bare port, with a notification, one by one", costs.bare_one_by_one),
         ] {
             table.add_row([what.to_owned(), format!("{micros:.1}")]);

@@ -234,7 +234,7 @@ impl<'a> Rig<'a> {
             self.process.listen(self.notifications(1))?;
         }
         let before = processor_time();
-        let round = self.move_once();
+        let round = self.moved(1);
         self.spent += processor_time() - before;
         let round = round?;
         if alone {
@@ -243,11 +243,19 @@ impl<'a> Rig<'a> {
         Ok(round)
     }
 
-    fn move_once(&self) -> Result<Round> {
+    /// Moves the request so many times, all under way at once, while rounds are counted.
+    pub(crate) fn rounds(&mut self, times: u32) -> Result<()> {
+        let before = processor_time();
+        let moved = self.moved(times);
+        self.spent += processor_time() - before;
+        moved.map(drop)
+    }
+
+    fn moved(&self, times: u32) -> Result<Round> {
         let begun = Instant::now();
         self.fabric.runtime.block_on(async {
             let mut pending: Vec<Transfer> = Vec::with_capacity(self.links.len());
-            for link in &self.links {
+            for link in (0..times).flat_map(|_| &self.links) {
                 let rank = &self.ranks.list()[link.here];
                 let (port, mode) = (&rank.port, self.engines.mode);
                 pending.push(port.transfer(

@@ -12,7 +12,7 @@ use kvx_core::wire::{Text, printable};
 use kvx_core::{Error, ErrorKind, Result, Retry};
 
 use super::channel::Channel;
-use super::fetch::{Fetch, borrowed};
+use super::fetch::borrowed;
 use super::frame::{self, Digests, MAX_WHY};
 use super::{Flying, Rank, Todo};
 use crate::integrity::{Answer, Digest, Extent, Question, Rows, digest, rows};
@@ -251,7 +251,7 @@ impl<C: Channel> Rank<C> {
     ) -> Result<bool> {
         let Some(fetch) = self.fetches.get(&request) else { return Ok(false) };
         let Some(Some(link)) = fetch.link(source) else { return Ok(false) };
-        let Fetch { order, .. } = fetch;
+        let order = &fetch.order;
         if order.access == Access::Write {
             return Err(Error::unsupported("digests", "digests of what is written")
                 .with_remedy("compare digests where a request is read"));

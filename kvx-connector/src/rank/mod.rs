@@ -181,7 +181,8 @@ pub struct Rank<C> {
     sessions: BTreeMap<SessionId, Remote>,
     connections: BTreeMap<Connection, Incarnation>,
     grants: BTreeMap<LeaseName, Granted>,
-    fetches: BTreeMap<RequestNumber, Fetch>,
+    /// Boxed, so that none is moved about in the tree as others come and go.
+    fetches: BTreeMap<RequestNumber, Box<Fetch>>,
     wants: BTreeMap<WantId, RequestNumber>,
     next_want: u64,
     reaching: Reaching,
@@ -421,7 +422,8 @@ impl<C: Channel> Rank<C> {
         }
         let id = self.want(&order, order.deadline);
         let span = say(&mut self.watch, &order);
-        self.fetches.insert(order.request, Fetch::new(order, id, self.now, span));
+        let fetch = Fetch::new(order, id, self.now, span);
+        self.fetches.insert(fetch.order.request, Box::new(fetch));
         Ok(())
     }
 

@@ -35,7 +35,7 @@ impl<C: Channel> Rank<C> {
             .fetches
             .iter()
             .filter(|(request, _)| !is_ghost(**request))
-            .map(|(_, fetch)| fetch)
+            .map(|(_, fetch)| fetch.as_ref())
             .collect();
         oldest.sort_by_key(|fetch| fetch.begun);
         oldest.truncate(RankStatus::SHOWN_REQUESTS);

@@ -388,7 +388,7 @@ impl<C: Channel> Rank<C> {
                 }));
             }
             user::Output::Send { peer, message, route } => {
-                Watch::asking(peer, &message, self.fetches.values());
+                Watch::asking(peer, &message, self.fetches.values().map(AsRef::as_ref));
                 let fast = route == user::Route::WithData;
                 self.send(peer, frame::to_owner(&message), fast);
             }

@@ -6,8 +6,8 @@
 //! Named fields are how two versions talk: a reader passes over fields that it does not know, and a field that is added
 //! later has a default.
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize as _, Serialize};
 
 use crate::{Error, ErrorKind, Result};
 
@@ -59,20 +59,20 @@ pub fn from_bytes<T: DeserializeOwned>(
     what: &'static str,
     encoded: &[u8],
 ) -> Result<T> {
-    let mut deserializer = rmp_serde::Deserializer::new(encoded);
+    // Of a slice, so that texts are looked at where they are.
+    let mut deserializer = rmp_serde::Deserializer::from_read_ref(encoded);
     deserializer.set_max_depth(MAX_DEPTH);
     let value = T::deserialize(&mut deserializer).map_err(|error| {
         let reason = printable(&error.to_string());
         Error::peer(operation, format!("{what} is malformed: {reason}"))
             .with_context("bytes", encoded.len())
     })?;
-    let rest = deserializer.get_ref().len();
-    if rest > 0 {
-        return Err(Error::peer(operation, format!("{what} is followed by other bytes"))
-            .with_context("bytes", encoded.len())
-            .with_context("too_many", rest));
+    // Nothing follows where there is not even the first byte of another value.
+    match IgnoredAny::deserialize(&mut deserializer) {
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(value),
+        _ => Err(Error::peer(operation, format!("{what} is followed by other bytes"))
+            .with_context("bytes", encoded.len())),
     }
-    Ok(value)
 }
 
 /// A peer's text as it may be put in a message or a log: control characters escaped, and cut where it is long.

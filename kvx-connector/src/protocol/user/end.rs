@@ -59,7 +59,7 @@ impl User {
             How::Failed(_) => planted.has(Plant::FailureBeforeSiblings),
             How::Aborted => planted.has(Plant::AbortUnpinsEarly),
         };
-        let quiet = self.requests.get(&number).is_some_and(super::Request::is_quiet);
+        let quiet = self.requests.get(&number).is_some_and(|it| it.is_quiet());
         if quiet || hasty {
             return self.finish(number, how, out);
         }

@@ -97,7 +97,7 @@ impl User {
     ) {
         let any = self.shared.planted.has(Plant::UserIgnoresNonce);
         // What is quarantined was reported.
-        let open = |it: &&mut Request| it.state != State::Quarantined;
+        let open = |it: &&mut Box<Request>| it.state != State::Quarantined;
         let Some(request) = self.requests.get_mut(&number).filter(open) else { return };
         let (asking, last) = match &request.sources[at].phase {
             Phase::Open { asking: Some(asking) } => (asking.clone(), false),

@@ -68,7 +68,8 @@ use request::{Phase, Request, State, Work};
 /// The requests of one rank. See the [module documentation](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct User {
-    requests: BTreeMap<RequestNumber, Request>,
+    /// Boxed, so that none is moved about in the tree as others come and go.
+    requests: BTreeMap<RequestNumber, Box<Request>>,
     readers: BTreeMap<(LeaseName, Reader), RequestNumber>,
     peers: BTreeMap<Incarnation, Peer>,
     releases: Releases,
@@ -239,7 +240,7 @@ impl User {
             source.linked = entry.ready;
             source.hold_at = now + wait;
         }
-        self.requests.insert(number, request);
+        self.requests.insert(number, Box::new(request));
         match wrong {
             Some((at, why)) => self.fail(now, number, Some(at), why, out),
             None => self.advance(now, number, out),
