@@ -4,98 +4,31 @@
 //! The producer [publishes](Engine::publish) a request's blocks and gives the [`Ticket`] to whoever decodes; the consumer
 //! [fetches](Engine::fetch) it into blocks of its own.
 
-use std::collections::BTreeSet;
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvx_core::backend::TransferBackend;
 use kvx_core::card::{Address, EngineName};
-use kvx_core::facts::Facts;
 use kvx_core::id::Incarnation;
-use kvx_core::layout::{CacheGroup, GroupKind, RankLayout};
-use kvx_core::memory::Region;
+use kvx_core::layout::{CacheGroup, RankLayout};
 use kvx_core::{Error, Result};
 
-use crate::control::{Control, ControlConfig, RemoteIdentity, Security};
+use crate::control::{Control, ControlConfig, RemoteIdentity};
 use crate::observe::EngineStatus;
-use crate::protocol::peers::Choosing;
 use crate::protocol::user::Prove;
 use crate::protocol::{Access, Attempt, LeaseName, Part, Reason, RequestNumber, TransferKey};
-use crate::rank::{FetchOptions, FetchOrder, FetchReport, GrantOrder, RankSetup};
+use crate::rank::{FetchOptions, FetchOrder, GrantOrder, RankSetup};
 use crate::ticket::{Parts, Table, Ticket, TicketGroup};
-use crate::worker::{FetchFailure, Fetching, Glance, Granted, Worker};
+use crate::worker::{Glance, Worker};
 
-/// What an engine is made of.
-#[derive(Debug)]
-pub struct EngineSetup {
-    /// Its name.
-    pub name: EngineName,
-    /// Where its control channels listen: a host, and a port of 0 to take any. The first rank's serves the cards.
-    pub listen: Address,
-    /// Who may talk to it.
-    pub security: Security,
-    /// What must be equal on both sides.
-    pub facts: Facts,
-    /// Its ranks, in the order of the replica.
-    pub ranks: Vec<RankParts>,
-    /// For how long a lease holds without a heartbeat.
-    pub ttl: Duration,
-    /// For how long a lease holds at most.
-    pub hard: Duration,
-    /// Within which time a fetch must end.
-    pub deadline: Duration,
-    /// Whether digests are compared before what was fetched is confirmed.
-    pub digests: bool,
-}
+mod check;
+mod handles;
+mod setup;
 
-/// One rank.
-pub struct RankParts {
-    /// Its layout.
-    pub layout: RankLayout,
-    /// Its memory, in the layout's order.
-    pub regions: Vec<Region>,
-    /// Its backends.
-    pub backends: Vec<Arc<dyn TransferBackend>>,
-    /// Which of them for whom.
-    pub choosing: Box<dyn Choosing>,
-}
+pub use handles::{Fetch, Published};
+pub use setup::{EngineSetup, RankParts};
 
-impl fmt::Debug for RankParts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RankParts")
-            .field("coords", self.layout.coords())
-            .field("regions", &self.regions.len())
-            .field("backends", &self.backends)
-            .finish_non_exhaustive()
-    }
-}
-
-impl EngineSetup {
-    /// An engine with the usual times: leases of 30 s, an hour at most, fetches within 60 s.
-    #[must_use]
-    pub const fn new(
-        name: EngineName,
-        listen: Address,
-        security: Security,
-        facts: Facts,
-        ranks: Vec<RankParts>,
-    ) -> Self {
-        Self {
-            name,
-            listen,
-            security,
-            facts,
-            ranks,
-            ttl: Duration::from_secs(30),
-            hard: Duration::from_secs(3600),
-            deadline: Duration::from_secs(60),
-            digests: false,
-        }
-    }
-}
+use check::{check_replica, held};
 
 /// All ranks of one replica of an engine. See the [module's documentation](self).
 #[derive(Debug)]
@@ -395,134 +328,9 @@ impl EngineGlance {
     }
 }
 
-/// The part of a table that holds a request's tokens.
-fn held(group: &CacheGroup, table: &Table, tokens: u64) -> Result<Table> {
-    if group.kind == GroupKind::State || tokens == 0 {
-        return Ok(table.clone());
-    }
-    let wanted = tokens.div_ceil(group.block_tokens.into()).saturating_sub(table.first);
-    let count = usize::try_from(wanted).unwrap_or(usize::MAX);
-    match table.ids.get(..count) {
-        Some(ids) => Ok(Table { first: table.first, ids: ids.to_vec() }),
-        None => Err(Error::misuse("publish", "the block table ends before the tokens do")
-            .with_context("blocks", table.ids.len())
-            .with_context("first", table.first)
-            .with_context("tokens", tokens)
-            .with_context("block_tokens", group.block_tokens)),
-    }
-}
-
-/// Whether these are all ranks of one replica, in order: plans are made by a rank's place in the list.
-fn check_replica(layouts: &[RankLayout]) -> Result<()> {
-    let Some(first) = layouts.first().map(RankLayout::coords) else { return Ok(()) };
-    let grid = first.grid;
-    let wanted = u64::from(grid.tp) * u64::from(grid.pp);
-    let in_place = |(number, layout): (u32, &RankLayout)| {
-        let coords = layout.coords();
-        coords.grid == grid && coords.dp == first.dp && coords.replica_index() == number
-    };
-    let stray = (0..).zip(layouts).find(|one| !in_place(*one));
-    if stray.is_none() && layouts.len() as u64 == wanted {
-        return Ok(());
-    }
-    let error = Error::config("engine", "these are not all ranks of one replica, in order")
-        .with_context("ranks", layouts.len())
-        .with_context("of", wanted)
-        .with_remedy(
-            "give all ranks of a replica, by pipeline stage and then by tensor parallel rank",
-        );
-    Err(match stray {
-        Some((number, layout)) => error
-            .with_context("at", number)
-            .with_context("found_tp", layout.coords().tp)
-            .with_context("found_pp", layout.coords().pp)
-            .with_context("found_dp", layout.coords().dp),
-        None => error,
-    })
-}
-
 /// A number out of what is random already.
 pub(crate) fn seed_of(incarnation: &Incarnation) -> u64 {
     let mut seed = [0; 8];
     seed.copy_from_slice(&incarnation.as_bytes()[..8]);
     u64::from_le_bytes(seed)
-}
-
-/// A request's blocks under a lease.
-#[derive(Debug)]
-#[must_use = "its blocks are in use until it is over"]
-pub struct Published<'a> {
-    engine: &'a Engine,
-    ticket: Ticket,
-    granted: Vec<Granted>,
-}
-
-impl Published<'_> {
-    /// What the consumer is given.
-    pub const fn ticket(&self) -> &Ticket {
-        &self.ticket
-    }
-
-    /// Takes the blocks back: whoever reads them is told at once.
-    pub fn withdraw(&self, why: Reason) {
-        self.engine.withdraw(self.ticket.lease, why);
-    }
-
-    /// The ticket, and what says for each rank that its lease is over: for whoever keeps it apart from the engine.
-    #[must_use = "its blocks are in use until it is over"]
-    pub fn into_parts(self) -> (Ticket, Vec<Granted>) {
-        (self.ticket, self.granted)
-    }
-
-    /// Waits until the lease is over at every rank, and the blocks may be used again. Gives why it ended, where ranks differ
-    /// everything but [`Reason::Done`].
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Closed`](kvx_core::ErrorKind::Closed): a worker is gone.
-    pub async fn over(self) -> Result<Vec<Reason>> {
-        let mut reasons = BTreeSet::new();
-        for granted in self.granted {
-            reasons.insert(granted.await?);
-        }
-        if reasons.len() > 1 {
-            reasons.remove(&Reason::Done);
-        }
-        Ok(reasons.into_iter().collect())
-    }
-}
-
-/// A request under way at all ranks.
-#[derive(Debug)]
-#[must_use = "its blocks are in use until it has ended"]
-pub struct Fetch {
-    ranks: Vec<Fetching>,
-}
-
-impl Fetch {
-    /// Gives it up. It still has to be awaited.
-    pub fn abort(&self) {
-        self.ranks.iter().for_each(Fetching::abort);
-    }
-
-    /// Waits until every rank has ended. Gives what each moved.
-    ///
-    /// # Errors
-    ///
-    /// What failed first, in the order of ranks, with the blocks of all: those that are not proven good at every rank.
-    pub async fn over(self) -> std::result::Result<Vec<FetchReport>, FetchFailure> {
-        let mut reports = Vec::new();
-        let mut failure: Option<FetchFailure> = None;
-        for rank in self.ranks {
-            match (rank.await, &mut failure) {
-                (Ok(report), _) => reports.push(report),
-                (Err(failed), None) => failure = Some(failed),
-                (Err(failed), Some(first)) => {
-                    first.blocks.extend(failed.blocks);
-                    first.quarantined |= failed.quarantined;
-                }
-            }
-        }
-        failure.map_or(Ok(reports), Err)
-    }
 }
