@@ -25,7 +25,7 @@ mod check;
 mod handles;
 mod setup;
 
-pub use handles::{Fetch, Published};
+pub use handles::{Fetch, Leased, Published};
 pub use setup::{EngineSetup, RankParts};
 
 use check::{check_replica, held};

@@ -1,6 +1,7 @@
 //! One request that a rank moves: what was ordered, by which way it goes, and what became of it.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -106,9 +107,14 @@ impl Fetch {
             return Ok(false);
         }
         if part.group.is_some() {
-            return Err(Error::unsupported("fetch", "a part of one cache group only")
-                .with_context("part", part.number)
-                .with_remedy("publish parts of all groups, by layers and tokens"));
+            return Err(Error::unsupported(
+                "fetch",
+                "the owner has published a part of one cache group only, and groups are numbered by each engine for itself: which \
+                 blocks here it belongs to cannot be told from the number",
+            )
+            .with_context("part", part.number)
+            .with_context("group", part.group.unwrap_or_default())
+            .with_remedy("publish parts of all groups (Part::group is None), by layers and tokens"));
         }
         let (ours, theirs) = (borrowed(&order.ours), borrowed(&order.theirs));
         let (producer, consumer) = match order.access {
@@ -152,34 +158,15 @@ impl Fetch {
     }
 
     /// This engine's blocks of which something is not proven good, as (group, id): all that hold a token of a part that some
-    /// source has not proven.
+    /// source has not proven, whoever told of its parts.
     pub(super) fn spoilt(
         &self,
         unproven: &[Unproven],
         layout: &RankLayout,
     ) -> BTreeSet<(u16, u32)> {
         let order = &self.order;
-        let known = |number: u32| order.parts.iter().find(|part| part.number == number);
-        let complete =
-            order.total.is_some_and(|total| order.parts.len() as u64 == u64::from(total));
-        // A token is good where every source has proven a part with it. Without knowing all parts, only what is known counts.
-        let good = |token_start: u64, token_end: u64| {
-            !unproven.is_empty()
-                && unproven.iter().all(|source| {
-                    let covers = |number: &u32| {
-                        known(*number).is_some_and(|part| {
-                            part.tokens.start <= token_start && token_end <= part.tokens.end
-                        })
-                    };
-                    // Layers of one range of tokens may be in several parts: all of them must be proven.
-                    let touching = order.parts.iter().filter(|part| {
-                        part.tokens.start < token_end && token_start < part.tokens.end
-                    });
-                    complete
-                        && source.proven.iter().any(covers)
-                        && touching.into_iter().all(|part| source.proven.contains(&part.number))
-                })
-        };
+        let good =
+            |tokens: Range<u64>| !unproven.is_empty() && unproven.iter().all(|it| has(it, &tokens));
         let mut spoilt = BTreeSet::new();
         for (group, (spec, table)) in (0_u16..).zip(layout.groups().iter().zip(&order.ours)) {
             let tokens = u64::from(spec.block_tokens);
@@ -193,7 +180,7 @@ impl Fetch {
                     false => (entry * tokens, (entry + 1) * tokens),
                 };
                 let (start, end) = (start.max(order.range.start), end.min(order.range.end));
-                if start < end && !good(start, end) {
+                if start < end && !good(start..end) {
                     spoilt.insert((group, *id));
                 }
             }
@@ -202,6 +189,26 @@ impl Fetch {
     }
 }
 
+/// Whether a source has proven everything of these tokens: all parts that have to do with them, in whatever layers, and nothing is
+/// between those. Unless all parts are known, there may be others.
+fn has(source: &Unproven, tokens: &Range<u64>) -> bool {
+    let touches = |part: &&Part| part.tokens.start < tokens.end && tokens.start < part.tokens.end;
+    let mut touching: Vec<&Part> = source.parts.iter().filter(touches).collect();
+    touching.sort_by_key(|part| part.tokens.start);
+    let proven = |part: &&Part| source.proven.binary_search(&part.number).is_ok();
+    let mut here = tokens.start;
+    for part in &touching {
+        if part.tokens.start > here {
+            return false;
+        }
+        here = here.max(part.tokens.end);
+    }
+    source.complete && here >= tokens.end && touching.iter().all(proven)
+}
+
 pub(super) fn borrowed(tables: &[Table]) -> Vec<BlockTable<'_>> {
     tables.iter().map(Table::as_plan).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -32,6 +32,7 @@ mod glance;
 mod handles;
 mod inside;
 mod news;
+mod recall;
 mod shared;
 
 pub use channel::ControlChannel;
@@ -43,6 +44,7 @@ use connector::Book;
 use digests::Digester;
 use inside::Inside;
 use news::News;
+pub(crate) use recall::Recall;
 use shared::Shared;
 
 /// A rank with a thread of its own. See the [module's documentation](self).
@@ -162,6 +164,11 @@ impl Worker {
     /// Takes a lease back: its users are told at once.
     pub fn withdraw(&self, lease: LeaseName, why: Reason) {
         self.shared.give(move |inside| inside.rank.withdraw(lease, why));
+    }
+
+    /// Something to take leases back with, that does not keep the worker.
+    pub(crate) fn recall(&self) -> Recall {
+        Recall { worker: Arc::downgrade(&self.shared) }
     }
 
     /// Moves a request. One that [cannot be taken](Rank::fetch) is a [`Fetching`] that says so.

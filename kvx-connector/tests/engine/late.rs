@@ -124,3 +124,26 @@ async fn two_engines_of_one_name_are_told_so() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
+
+/// A lease that is kept in a task of its own, by an engine that others have, too.
+#[tokio::test]
+async fn a_lease_can_be_kept_apart_from_its_engine() {
+    let Two { producer, consumer, theirs, ours } = Two::new(|_| {}, |_| {}).await;
+    let engine = std::sync::Arc::new(producer.engine);
+    let leased = engine.publish(key("r-1"), TOKENS, &theirs).unwrap().into_owned();
+    let ticket = leased.ticket().clone();
+    let kept = tokio::spawn(leased.over());
+    consumer.engine.fetch(&ticket, 0..TOKENS, &ours).unwrap().over().await.unwrap();
+    assert_eq!(kept.await.unwrap().unwrap(), [Reason::Done]);
+    let leased = engine.publish(key("r-2"), TOKENS, &theirs).unwrap().into_owned();
+    let taken = tokio::spawn(async move {
+        leased.withdraw(Reason::Preempted);
+        leased.over().await
+    });
+    assert_eq!(taken.await.unwrap().unwrap(), [Reason::Preempted]);
+    let leased = engine.publish(key("r-3"), TOKENS, &theirs).unwrap().into_owned();
+    drop(engine);
+    leased.withdraw(Reason::Aborted);
+    let error = leased.over().await.unwrap_err();
+    assert_eq!(error.kind(), kvx_core::ErrorKind::Closed, "{error}");
+}

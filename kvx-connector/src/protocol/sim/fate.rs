@@ -148,7 +148,7 @@ impl World {
             Why::Contradiction => false,
         };
         ensure!(right, "{request:?} failed without cause: {why:?}");
-        for Unproven { source, proven } in unproven {
+        for Unproven { source, proven, .. } in unproven {
             for part in proven {
                 self.holds(seat, request, *source, *part)?;
             }

@@ -191,16 +191,16 @@ impl Request {
             if source.is_good() {
                 return None;
             }
+            let pieces = || source.parts.values().map(AsRef::as_ref);
             let good = |piece: &&Piece| piece.proven && piece.work == Work::Here;
-            let proven = source
-                .parts
-                .values()
-                .map(AsRef::as_ref)
-                .filter(good)
-                .map(|piece| piece.part.number);
+            let proven: Vec<u32> = pieces().filter(good).map(|piece| piece.part.number).collect();
+            let told = !proven.is_empty();
+            let known = u32::try_from(source.parts.len()).unwrap_or(u32::MAX);
             Some(Unproven {
                 source: u16::try_from(index).unwrap_or(u16::MAX),
-                proven: proven.collect(),
+                proven,
+                parts: pieces().filter(|_| told).map(|piece| piece.part.clone()).collect(),
+                complete: source.total == Some(known),
             })
         };
         self.sources.iter().enumerate().filter_map(lacking).collect()

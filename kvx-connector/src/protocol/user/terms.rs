@@ -279,6 +279,10 @@ pub struct Unproven {
     pub source: u16,
     /// Numbers of the parts that are good, in order.
     pub proven: Vec<u32>,
+    /// All parts that are known, in order, where some are good: what the numbers mean.
+    pub parts: Vec<Part>,
+    /// Whether these are all that there are.
+    pub complete: bool,
 }
 
 /// Why a request failed.
