@@ -15,14 +15,19 @@ static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 /// `kvx.errors` cannot be imported.
 pub(crate) fn prepare(py: Python<'_>) -> PyResult<()> {
     let make = py.import("kvx.errors")?.getattr("_of")?;
-    // A second interpreter would be refused before it came here.
+    // Where the package is imported anew, its first classes stay those that are raised.
     let _ = MAKE.set(py, make.unbind());
     Ok(())
 }
 
 /// The exception that says what `error` says.
 pub(crate) fn raise(error: Error) -> PyErr {
-    Python::attach(|py| exception(py, &error).map_or_else(|failed| failed, PyErr::from_value))
+    Python::attach(|py| raised(py, &error))
+}
+
+/// The same, of an error that others look at, too.
+pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    exception(py, error).map_or_else(|failed| failed, PyErr::from_value)
 }
 
 /// The same, as an object.

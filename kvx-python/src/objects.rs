@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error;
@@ -45,4 +46,18 @@ fn object<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
             dict.into_any()
         }
     })
+}
+
+/// What serde reads out of Python's own objects. `operation` goes into the error.
+///
+/// # Errors
+///
+/// `TypeError`: there is something in it that JSON cannot say. An error of kvx: it says something else than is wanted.
+pub(crate) fn read<T: DeserializeOwned>(
+    object: &Bound<'_, PyAny>,
+    operation: &'static str,
+) -> PyResult<T> {
+    let text: String = object.py().import("json")?.call_method1("dumps", (object,))?.extract()?;
+    serde_json::from_str(&text)
+        .map_err(|why| error::raise(kvx_core::Error::config(operation, why.to_string())))
 }

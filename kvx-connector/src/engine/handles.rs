@@ -109,6 +109,12 @@ impl Fetch {
         self.ranks.iter().for_each(Fetching::abort);
     }
 
+    /// What each rank does, in order: for whoever waits for each, or has it given up from elsewhere.
+    #[must_use = "its blocks are in use until all have ended"]
+    pub fn into_ranks(self) -> Vec<Fetching> {
+        self.ranks
+    }
+
     /// Waits until every rank has ended. Gives what each moved.
     ///
     /// # Errors

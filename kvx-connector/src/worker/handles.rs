@@ -92,12 +92,44 @@ pub struct Fetching {
 }
 
 impl Fetching {
+    /// Its number: what [`RankEvent::Unquarantined`](crate::rank::RankEvent::Unquarantined) calls it.
+    #[must_use]
+    pub const fn request(&self) -> RequestNumber {
+        self.request
+    }
+
+    /// Something to give it up with, from any thread, that does not keep it.
+    #[must_use]
+    pub fn aborter(&self) -> Aborter {
+        Aborter { worker: Weak::clone(&self.worker), request: self.request }
+    }
+
     /// Gives it up. It still has to be awaited: its blocks are in use until it has ended.
+    pub fn abort(&self) {
+        self.aborter().abort();
+    }
+}
+
+/// Gives a [`Fetching`] up, wherever that is held.
+#[derive(Clone)]
+pub struct Aborter {
+    worker: Weak<Shared>,
+    request: RequestNumber,
+}
+
+impl Aborter {
+    /// Gives it up, unless it is over. It still has to be awaited: its blocks are in use until it has ended.
     pub fn abort(&self) {
         if let Some(shared) = self.worker.upgrade() {
             let request = self.request;
             shared.give(move |inside| inside.rank.abort(request));
         }
+    }
+}
+
+impl fmt::Debug for Aborter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aborter").field("request", &self.request).finish_non_exhaustive()
     }
 }
 

@@ -38,7 +38,7 @@ mod shared;
 pub use channel::ControlChannel;
 pub use connector::{WorkerConnector, WorkerSetup};
 pub use glance::Glance;
-pub use handles::{FetchFailure, Fetched, Fetching, Granted};
+pub use handles::{Aborter, FetchFailure, Fetched, Fetching, Granted};
 
 use connector::Book;
 use digests::Digester;

@@ -10,8 +10,8 @@ from . import _kvx
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A fabric's implementation."""
+class BackendInfo:
+    """A backend of this build, and whether it can be used here."""
 
     #: Its name, as it is chosen.
     name: str
@@ -34,7 +34,7 @@ class Backend:
         return f"{self.name}: {state}: {self.detail}{remedy}"
 
 
-class Backends(tuple[Backend, ...]):
+class Backends(tuple[BackendInfo, ...]):
     """Every backend of this build, sorted by name. Printed, it says what is missing and how to get it."""
 
     __slots__ = ()
@@ -46,7 +46,7 @@ class Backends(tuple[Backend, ...]):
         """The names of all, or of those that can (``True``) or cannot (``False``) be used here."""
         return [one.name for one in self if available is None or one.available == available]
 
-    def named(self, name: str) -> Backend:
+    def named(self, name: str) -> BackendInfo:
         """The backend of this name.
 
         Raises ``KeyError`` where there is none.
@@ -65,9 +65,9 @@ def backends() -> Backends:
     return Backends(_entries(_kvx.backends()))
 
 
-def _entries(found: Iterable[dict[str, Any]]) -> Iterable[Backend]:
+def _entries(found: Iterable[dict[str, Any]]) -> Iterable[BackendInfo]:
     for one in found:
-        yield Backend(
+        yield BackendInfo(
             name=one["name"],
             about=one["about"],
             rank=one["rank"],

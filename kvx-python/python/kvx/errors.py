@@ -1,7 +1,8 @@
 """What kvx raises.
 
 Every error is a :class:`KvxError`. There is one class for each kind, so that ``except`` can tell who is to blame; what else is
-known is in attributes. Where Python itself would say that an argument is wrong, it is a ``TypeError`` or a ``ValueError``.
+known is in attributes. An argument of the wrong type is a ``TypeError``, one of the wrong value a ``ValueError``, which
+:class:`MisuseError` and :class:`ConfigError` are, too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class KvxError(Exception):
     context: Mapping[str, str]
     #: Where two sides disagree: the field, and what each has.
     mismatch: tuple[str, str, str] | None = None
+    #: Of a fetch that failed: this engine's blocks that are not proven good, as (cache group, id).
+    blocks: frozenset[tuple[int, int]] = frozenset()
+    #: Of a fetch that failed: whether something may still move in its blocks. They must not be used before ``Fetch.quiet`` says so.
+    quarantined: bool = False
 
     def __init__(self, text: str = "", **facts: Any) -> None:
         super().__init__(text)
@@ -49,7 +54,7 @@ class KvxError(Exception):
         return (type(self), self.args, self.__dict__)
 
 
-class MisuseError(KvxError):
+class MisuseError(KvxError, ValueError):
     """A rule of the API was broken: the order of calls, or what an argument may be. Never caused by what a peer sent."""
 
     kind = "misuse"
@@ -79,7 +84,7 @@ class UnsupportedError(KvxError):
     kind = "unsupported"
 
 
-class ConfigError(KvxError):
+class ConfigError(KvxError, ValueError):
     """A configuration value is missing or wrong, or two engines were configured differently."""
 
     kind = "config"
