@@ -220,5 +220,3 @@ def test_nothing_more_is_held_after_many_regions() -> None:
     del region
     gc.collect()
     assert sys.getrefcount(array) == count
-
-
