@@ -11,6 +11,7 @@ use pyo3::types::{PyDict, PyFrozenSet, PyList};
 
 use crate::engine::{Shared, timeout};
 use crate::error;
+use crate::lease::reason;
 use crate::process::Own;
 use crate::waiting::{PyBell, Waiting};
 
@@ -162,5 +163,6 @@ fn failed(py: Python<'_>, failure: &FetchFailure) -> PyResult<PyErr> {
     let blocks: &BTreeSet<(u16, u32)> = &failure.blocks;
     raised.setattr("blocks", PyFrozenSet::new(py, blocks)?)?;
     raised.setattr("quarantined", failure.quarantined)?;
+    raised.setattr("reason", failure.reason.map(reason))?;
     Ok(PyErr::from_value(raised))
 }

@@ -201,7 +201,7 @@ def test_a_lease_that_is_withdrawn(build: Build) -> None:
     with pytest.raises(kvx.PeerError) as refused:
         decode.fetch(lease.ticket, [room]).wait(30)
     assert refused.value.blocks == {(0, block) for block in room}
-    assert refused.value.retry in ("never", "backoff", "reconnect")
+    assert refused.value.reason == "preempted" and refused.value.remedy
     with pytest.raises(ValueError, match="preempted"):
         lease.withdraw("whatever")  # type: ignore[arg-type]
 

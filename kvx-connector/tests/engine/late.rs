@@ -6,8 +6,8 @@ use kvx_connector::control::Key;
 use kvx_connector::engine::EngineSetup;
 use kvx_connector::protocol::{Access, Reason};
 use kvx_connector::ticket::Ticket;
-use kvx_connector::worker::FetchFailure;
-
+use kvx_connector::worker::{Aborter, FetchFailure, Fetching};
+use kvx_core::ErrorKind;
 use kvx_core::layout::NamedLayout::FlashAttentionHnd as Hnd;
 
 use crate::pair::{Over, Shape, Side, model, side};
@@ -20,9 +20,14 @@ async fn ended_by(two: &Two, why: Reason) -> Ticket {
     match why {
         Reason::Done => drop(two.fetch(&ticket).over().await.unwrap()),
         Reason::Released => {
-            let fetch = two.fetch(&ticket);
-            fetch.abort();
-            drop(fetch.over().await);
+            let ranks = two.fetch(&ticket).into_ranks();
+            let aborters: Vec<_> = ranks.iter().map(Fetching::aborter).collect();
+            // One by one, and by whoever does not hold them.
+            let ended: Vec<_> = ranks.into_iter().map(tokio::spawn).collect();
+            aborters.iter().for_each(Aborter::abort);
+            for rank in ended {
+                assert_eq!(rank.await.unwrap().unwrap_err().error.kind(), ErrorKind::Closed);
+            }
         }
         Reason::Expired => {}
         why => published.withdraw(why),

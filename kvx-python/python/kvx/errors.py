@@ -40,6 +40,8 @@ class KvxError(Exception):
     blocks: frozenset[tuple[int, int]] = frozenset()
     #: Of a fetch that failed: whether something may still move in its blocks. They must not be used before ``Fetch.quiet`` says so.
     quarantined: bool = False
+    #: Of a fetch that failed because its lease had ended: why that was, as ``Lease.wait`` tells the other side.
+    reason: str | None = None
 
     def __init__(self, text: str = "", **facts: Any) -> None:
         super().__init__(text)
