@@ -150,5 +150,5 @@ async fn a_lease_can_be_kept_apart_from_its_engine() {
     drop(engine);
     leased.withdraw(Reason::Aborted);
     let error = leased.over().await.unwrap_err();
-    assert_eq!(error.kind(), kvx_core::ErrorKind::Closed, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
 }
