@@ -16,7 +16,7 @@ mod select;
 pub mod ticket;
 pub mod worker;
 
-pub use select::{Choice, Considered, Policy, Reason, Verdict, choose, offers, open};
+pub use select::{Choice, ChoiceReason, Considered, Policy, Verdict, choose, offers, open};
 
 /// The built-in backends: one for each feature.
 ///

@@ -15,7 +15,7 @@ mod policy;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{Choice, Considered, Reason, Verdict};
+pub use choice::{Choice, ChoiceReason, Considered, Verdict};
 pub use policy::Policy;
 
 /// Chooses among this program's backends. `peer` lists what the other side [`offers`]; `None` when that is not known.
@@ -113,7 +113,7 @@ fn choose_named(
     policy: &Policy,
     peer: Option<&[&str]>,
     name: &str,
-    reason: Reason,
+    reason: ChoiceReason,
 ) -> Result<Choice> {
     let Some(registration) = all.iter().find(|one| one.name == name).copied() else {
         return Err(named_by(
@@ -141,9 +141,9 @@ fn choose_named(
 }
 
 /// Says who named a backend, where that may not be known: a program knows what it named itself.
-fn named_by(error: Error, reason: Reason) -> Error {
+fn named_by(error: Error, reason: ChoiceReason) -> Error {
     match reason {
-        Reason::Environment => error.with_context("named_by", policy::NAME),
+        ChoiceReason::Environment => error.with_context("named_by", policy::NAME),
         _ => error,
     }
 }
@@ -151,7 +151,7 @@ fn named_by(error: Error, reason: Reason) -> Error {
 /// Why the backend that was named is not taken.
 fn refusal(
     name: &'static str,
-    named: Reason,
+    named: ChoiceReason,
     verdict: Verdict,
     policy: &Policy,
     peer: Option<&[&str]>,
@@ -196,7 +196,7 @@ fn choose_ranked(
     // Sorted by name, and the first of equals is kept: names decide between equal ranks.
     let best = usable().reduce(|best, next| if next.1.rank > best.1.rank { next } else { best });
     let Some((registration, found)) = best else { return Err(none_usable(judged)) };
-    let reason = if usable().count() == 1 { Reason::Only } else { Reason::Ranked };
+    let reason = if usable().count() == 1 { ChoiceReason::Only } else { ChoiceReason::Ranked };
     let detail = found.detail.clone();
     let considered = judged
         .into_iter()

@@ -56,7 +56,7 @@ mod environment {
 
 #[cfg(feature = "mock")]
 mod mock {
-    use kvx_connector::{Policy, Reason, choose, offers, open};
+    use kvx_connector::{ChoiceReason, Policy, choose, offers, open};
     use kvx_core::ErrorKind;
 
     #[test]
@@ -74,7 +74,7 @@ mod mock {
         let policy = Policy { options, ..Policy::default() }.with_name(Some("mock"));
         assert_eq!(offers(&policy).unwrap(), ["mock"]);
         let choice = choose(&policy, Some(&["mock"])).unwrap();
-        assert_eq!(choice.reason, Reason::Named);
+        assert_eq!(choice.reason, ChoiceReason::Named);
         assert!(choice.detail.contains("seed 9"), "{choice}");
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let backend = runtime.block_on(open(&choice, &policy.options)).unwrap();

@@ -85,16 +85,16 @@ const fn reason(why: Reason) -> usize {
 pub(super) const CAUSES: [&str; 8] =
     ["lost", "down", "bye", "superseded", "changed", "refused", "forgotten", "unlisted"];
 
-const fn cause(reason: peers::Reason) -> usize {
+const fn cause(reason: peers::GoneReason) -> usize {
     match reason {
-        peers::Reason::Lost => 0,
-        peers::Reason::Down => 1,
-        peers::Reason::Bye => 2,
-        peers::Reason::Superseded => 3,
-        peers::Reason::Changed => 4,
-        peers::Reason::Refused => 5,
-        peers::Reason::Forgotten => 6,
-        peers::Reason::Unlisted => 7,
+        peers::GoneReason::Lost => 0,
+        peers::GoneReason::Down => 1,
+        peers::GoneReason::Bye => 2,
+        peers::GoneReason::Superseded => 3,
+        peers::GoneReason::Changed => 4,
+        peers::GoneReason::Refused => 5,
+        peers::GoneReason::Forgotten => 6,
+        peers::GoneReason::Unlisted => 7,
     }
 }
 
@@ -170,7 +170,7 @@ impl Tally {
         self.quarantined_leases += 1;
     }
 
-    pub(crate) fn gone(&mut self, reason: peers::Reason) {
+    pub(crate) fn gone(&mut self, reason: peers::GoneReason) {
         self.gone[cause(reason)] += 1;
     }
 }

@@ -236,7 +236,7 @@ impl<C: Channel> Rank<C> {
             peers::Output::Gone { remote, reason, .. } => {
                 self.watch.gone(&remote, reason);
                 let peer = remote.incarnation;
-                if reason == peers::Reason::Superseded {
+                if reason == peers::GoneReason::Superseded {
                     self.reaching.forget(peer);
                 }
                 self.todo.push_back(Todo::User(user::Input::PeerGone { peer }));

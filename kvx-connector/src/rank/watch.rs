@@ -489,7 +489,7 @@ impl Watch {
     // Peers.
 
     /// A peer is gone.
-    pub(super) fn gone(&mut self, remote: &Remote, reason: peers::Reason) {
+    pub(super) fn gone(&mut self, remote: &Remote, reason: peers::GoneReason) {
         self.tally.gone(reason);
         tracing::info!(%remote, %reason, "a peer is gone");
     }

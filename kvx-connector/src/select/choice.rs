@@ -13,7 +13,7 @@ pub struct Choice {
     #[serde(rename = "backend", serialize_with = "only_name")]
     pub registration: &'static Registration,
     /// Why it was chosen.
-    pub reason: Reason,
+    pub reason: ChoiceReason,
     /// What its probe found.
     pub detail: String,
     /// Every backend of this program, by name, and what became of it.
@@ -37,7 +37,7 @@ impl fmt::Display for Choice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Reason {
+pub enum ChoiceReason {
     /// The program named it.
     Named,
     /// `KVX_BACKEND` named it.
@@ -48,7 +48,7 @@ pub enum Reason {
     Ranked,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for ChoiceReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Named => "asked for by name",

@@ -4,7 +4,7 @@ use kvx_core::backend::PeerInfo;
 use kvx_core::config::BackendConfig;
 use kvx_core::{Error, Result};
 
-use super::choice::Reason;
+use super::choice::ChoiceReason;
 use super::list;
 
 /// Names a backend, when the program does not.
@@ -85,10 +85,10 @@ impl Policy {
     }
 
     /// The name that counts, and who gave it.
-    pub(super) fn named(&self) -> Option<(&str, Reason)> {
+    pub(super) fn named(&self) -> Option<(&str, ChoiceReason)> {
         match (&self.name, &self.environment) {
-            (Some(name), _) => Some((name, Reason::Named)),
-            (None, Some(name)) => Some((name, Reason::Environment)),
+            (Some(name), _) => Some((name, ChoiceReason::Named)),
+            (None, Some(name)) => Some((name, ChoiceReason::Environment)),
             (None, None) => None,
         }
     }

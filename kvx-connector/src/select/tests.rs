@@ -52,7 +52,7 @@ fn verdicts(choice: &Choice) -> Vec<(&'static str, String)> {
 #[test]
 fn unasked_the_best_rank_wins_and_the_name_decides_between_equals() {
     let choice = choose_among(&ALL, &Policy::default(), None).unwrap();
-    assert_eq!((choice.registration.name, choice.reason), ("fast", Reason::Ranked));
+    assert_eq!((choice.registration.name, choice.reason), ("fast", ChoiceReason::Ranked));
     let expected = [
         ("best", "unavailable: no library; install it"),
         ("fast", "chosen"),
@@ -67,9 +67,9 @@ fn unasked_the_best_rank_wins_and_the_name_decides_between_equals() {
 #[test]
 fn one_alone_is_the_choice_unless_it_is_never_chosen_unasked() {
     let choice = choose_among(&[&SLOW], &Policy::default(), None).unwrap();
-    assert_eq!((choice.registration.name, choice.reason), ("slow", Reason::Only));
+    assert_eq!((choice.registration.name, choice.reason), ("slow", ChoiceReason::Only));
     let choice = choose_among(&[&SLOW, &BEST, &SHY], &Policy::default(), None).unwrap();
-    assert_eq!((choice.registration.name, choice.reason), ("slow", Reason::Only));
+    assert_eq!((choice.registration.name, choice.reason), ("slow", ChoiceReason::Only));
 
     let error = choose_among(&[&SHY], &Policy::default(), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -81,10 +81,10 @@ fn one_alone_is_the_choice_unless_it_is_never_chosen_unasked() {
 fn a_name_goes_before_the_environment_and_that_before_the_ranks() {
     let mut policy = Policy { environment: Some("slow".into()), ..Policy::default() };
     let choice = choose_among(&ALL, &policy, None).unwrap();
-    assert_eq!((choice.registration.name, choice.reason), ("slow", Reason::Environment));
+    assert_eq!((choice.registration.name, choice.reason), ("slow", ChoiceReason::Environment));
     policy.name = Some("shy".into());
     let choice = choose_among(&ALL, &policy, None).unwrap();
-    assert_eq!((choice.registration.name, choice.reason), ("shy", Reason::Named));
+    assert_eq!((choice.registration.name, choice.reason), ("shy", ChoiceReason::Named));
     assert_eq!(verdicts(&choice)[1], ("fast", "another one was named".into()));
 }
 

@@ -9,7 +9,7 @@ use kvx_core::handshake::HandshakeBytes;
 use kvx_core::id::Incarnation;
 use kvx_core::{Error, ErrorKind, Result, Retry};
 
-use super::io::{Connection, Place, Reason, Remote, SessionId, Step, StepId, Stepped};
+use super::io::{Connection, GoneReason, Place, Remote, SessionId, Step, StepId, Stepped};
 use super::message::{CardBytes, Message, Refusal};
 use super::peer::Link;
 use super::{Failure, Peers, StepOf};
@@ -287,7 +287,7 @@ impl Peers {
             Err(failure) => {
                 self.refuse(asked.session, asked.number, &failure.error, !failure.permanent);
                 self.set_answer(incarnation, Answer::None);
-                self.end_unused(incarnation, Reason::Refused);
+                self.end_unused(incarnation, GoneReason::Refused);
                 if let Some(peer) = self.peers.get_mut(&incarnation) {
                     peer.error = Some(Arc::new(failure.error));
                 }
@@ -326,7 +326,7 @@ impl Peers {
         let answer = std::mem::replace(&mut peer.answer, Answer::None);
         peer.orphans += u32::from(answer.step().is_some());
         self.answering.remove(&incarnation);
-        self.end_unused(incarnation, Reason::Lost);
+        self.end_unused(incarnation, GoneReason::Lost);
         self.dirty_peers.insert(incarnation);
     }
 
@@ -339,7 +339,7 @@ impl Peers {
     }
 
     /// Ends a connection that came about by an answer alone, and was not told of.
-    fn end_unused(&mut self, incarnation: Incarnation, reason: Reason) {
+    fn end_unused(&mut self, incarnation: Incarnation, reason: GoneReason) {
         let Some(peer) = self.peers.get(&incarnation) else { return };
         let meeting = matches!(peer.attempt, super::peer::Attempt::Running(_));
         let unused = match &peer.link {

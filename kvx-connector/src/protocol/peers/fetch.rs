@@ -10,7 +10,7 @@ use kvx_core::id::Incarnation;
 use kvx_core::wire::Text;
 use kvx_core::{Error, ErrorKind, Result, Retry};
 
-use super::io::{Place, Reason, Remote, SessionId};
+use super::io::{GoneReason, Place, Remote, SessionId};
 use super::message::Message;
 use super::route::{Course, Role};
 use super::site::{Asking, Fetch, FetchRun, Known, SiteNo, Way};
@@ -319,10 +319,10 @@ impl Peers {
             old.filter(replaced).map(|(_, incarnation)| *incarnation).collect();
         if !self.broken(Fault::KeepsOldLife) {
             // These cards may be those of a life before it: it may come back.
-            old.into_iter().for_each(|incarnation| self.gone(incarnation, Reason::Unlisted));
+            old.into_iter().for_each(|incarnation| self.gone(incarnation, GoneReason::Unlisted));
         }
         if !self.broken(Fault::IgnoresChanges) {
-            changed.into_iter().for_each(|incarnation| self.gone(incarnation, Reason::Changed));
+            changed.into_iter().for_each(|incarnation| self.gone(incarnation, GoneReason::Changed));
         }
         self.drop_known(no);
         if let Some(site) = self.sites.get_mut(&no) {

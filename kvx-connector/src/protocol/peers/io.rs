@@ -295,7 +295,7 @@ pub enum Output {
         /// The connection, if it was [`Met`](Self::Met).
         connection: Option<Connection>,
         /// Why.
-        reason: Reason,
+        reason: GoneReason,
     },
 }
 
@@ -303,7 +303,7 @@ pub enum Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Reason {
+pub enum GoneReason {
     /// It was not heard of, by session or connection, for too long.
     Lost,
     /// Its connection broke.
@@ -322,7 +322,7 @@ pub enum Reason {
     Forgotten,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for GoneReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Lost => "not heard of for too long",

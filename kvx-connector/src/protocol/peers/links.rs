@@ -6,7 +6,7 @@ use kvx_core::card::EngineName;
 use kvx_core::id::Incarnation;
 use kvx_core::{Error, Retry};
 
-use super::io::{Connection, Output, Place, Reason, Remote, Stepped};
+use super::io::{Connection, GoneReason, Output, Place, Remote, Stepped};
 use super::message::{Message, Refusal};
 use super::peer::{Link, Up};
 use super::site::Way;
@@ -74,7 +74,7 @@ impl Peers {
         }
         let Some(peer) = self.peers.get(&incarnation) else { return Ok(()) };
         if peer.link.connection().is_some_and(|known| known != connection) {
-            self.part(incarnation, Reason::Down);
+            self.part(incarnation, GoneReason::Down);
         }
         self.connections.insert(connection, incarnation);
         let Some(peer) = self.peers.get_mut(&incarnation) else { return Ok(()) };
@@ -169,18 +169,18 @@ impl Peers {
         if let (Some(error), Some(peer)) = (error, self.peers.get_mut(&incarnation)) {
             peer.error = Some(std::sync::Arc::new(error));
         }
-        self.lose(incarnation, Reason::Down, true);
+        self.lose(incarnation, GoneReason::Down, true);
     }
 
     /// The other side says that the connection is over.
     pub(super) fn parted(&mut self, incarnation: Incarnation) {
         if self.peers.get(&incarnation).is_some_and(|peer| peer.link.connection().is_some()) {
-            self.lose(incarnation, Reason::Bye, false);
+            self.lose(incarnation, GoneReason::Bye, false);
         }
     }
 
     /// Ends a connection, and says so where it was told of.
-    pub(super) fn part(&mut self, incarnation: Incarnation, reason: Reason) {
+    pub(super) fn part(&mut self, incarnation: Incarnation, reason: GoneReason) {
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };
         match std::mem::replace(&mut peer.link, Link::None) {
             Link::None => {}
@@ -200,11 +200,11 @@ impl Peers {
     }
 
     /// A peer is gone: all that was based on it is over, at once.
-    pub(super) fn gone(&mut self, incarnation: Incarnation, reason: Reason) {
+    pub(super) fn gone(&mut self, incarnation: Incarnation, reason: GoneReason) {
         self.lose(incarnation, reason, false);
     }
 
-    fn lose(&mut self, incarnation: Incarnation, reason: Reason, broken: bool) {
+    fn lose(&mut self, incarnation: Incarnation, reason: GoneReason, broken: bool) {
         self.cancel_meeting(incarnation);
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };
         let link = std::mem::replace(&mut peer.link, Link::None);
@@ -212,7 +212,7 @@ impl Peers {
         let told = matches!(&link, Link::Up(up) if up.told);
         self.cancel_answer(incarnation);
         if let Some(connection) = connection.filter(|_| !broken) {
-            let at_once = !matches!(reason, Reason::Forgotten | Reason::Changed);
+            let at_once = !matches!(reason, GoneReason::Forgotten | GoneReason::Changed);
             self.end(incarnation, connection, at_once);
         }
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };
@@ -221,7 +221,7 @@ impl Peers {
         peer.answer = super::answer::Answer::None;
         let over = matches!(
             reason,
-            Reason::Bye | Reason::Forgotten | Reason::Superseded | Reason::Unlisted
+            GoneReason::Bye | GoneReason::Forgotten | GoneReason::Superseded | GoneReason::Unlisted
         );
         if std::mem::replace(&mut peer.seen, !sessions.is_empty() && !over) {
             let connection = connection.filter(|_| told);
@@ -232,14 +232,16 @@ impl Peers {
         self.suspect(incarnation, self.now);
         self.unroute(incarnation);
         match reason {
-            Reason::Superseded => self.replace(incarnation, sessions),
-            Reason::Forgotten => {
+            GoneReason::Superseded => self.replace(incarnation, sessions),
+            GoneReason::Forgotten => {
                 for session in sessions {
                     self.send(session, &Message::Bye);
                     self.close(session);
                 }
             }
-            Reason::Down | Reason::Changed | Reason::Refused if connection.is_some() => {
+            GoneReason::Down | GoneReason::Changed | GoneReason::Refused
+                if connection.is_some() =>
+            {
                 if let Some(session) = sessions.last() {
                     self.send(*session, &Message::Parted);
                 }

@@ -7,7 +7,7 @@ use kvx_core::handshake::HandshakeBytes;
 use kvx_core::id::Incarnation;
 use kvx_core::{Error, ErrorKind, Retry};
 
-use super::io::{Connection, Output, Reason, SessionId, Step, Stepped};
+use super::io::{Connection, GoneReason, Output, SessionId, Step, Stepped};
 use super::message::{CardBytes, Message};
 use super::peer::{Attempt, Link, Phase, Run};
 use super::{Failure, Fault, Peers, StepOf, User};
@@ -109,7 +109,7 @@ impl Peers {
                 let running = self.peers.get(&incarnation).map(|peer| &peer.attempt);
                 if !matches!(running, Some(Attempt::Running(_))) {
                     // Another connection was in its place, and took this attempt with it.
-                    return self.part(incarnation, Reason::Down);
+                    return self.part(incarnation, GoneReason::Down);
                 }
                 let again = self.now + self.limits.again;
                 let told = Message::MeetCompletion { number, completion: completion.clone() };
@@ -239,7 +239,7 @@ impl Peers {
         let unusable = matches!(run.phase, Phase::Settling { .. } | Phase::Adding(_));
         self.cancel_meeting(incarnation);
         if unusable {
-            self.part(incarnation, Reason::Down);
+            self.part(incarnation, GoneReason::Down);
         }
         self.stats.count_failure(&failure.error);
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };

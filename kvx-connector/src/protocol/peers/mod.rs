@@ -103,7 +103,7 @@ mod want;
 
 pub use config::{Choosing, Chosen, Limits, Local, LocalRank, Setup};
 pub use io::{
-    Connection, Input, Output, Place, Reason, Remote, SessionId, Step, StepId, Stepped, Want,
+    Connection, GoneReason, Input, Output, Place, Remote, SessionId, Step, StepId, Stepped, Want,
     WantId,
 };
 pub use message::{BackendName, CardBytes, Disagreement, Message, Refusal, Words};
@@ -404,7 +404,7 @@ impl Peers {
         }
         let peers = self.peers.iter().filter(|(_, peer)| meant(&peer.remote.engine));
         let peers: Vec<Incarnation> = peers.map(|(incarnation, _)| *incarnation).collect();
-        peers.into_iter().for_each(|incarnation| self.gone(incarnation, Reason::Forgotten));
+        peers.into_iter().for_each(|incarnation| self.gone(incarnation, GoneReason::Forgotten));
         let sessions = self.sessions.iter().filter(|(_, session)| meant(&session.remote.engine));
         let sessions: Vec<SessionId> = sessions.map(|(id, _)| *id).collect();
         for session in sessions {

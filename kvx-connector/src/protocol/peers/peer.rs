@@ -12,7 +12,7 @@ use kvx_core::id::Incarnation;
 
 use super::answer::Answer;
 use super::config::Chosen;
-use super::io::{Connection, Place, Reason, Remote, SessionId, StepId};
+use super::io::{Connection, GoneReason, Place, Remote, SessionId, StepId};
 use super::site::{Fetch, SiteNo, Way};
 use super::{Fault, Peers, Timer, User};
 
@@ -309,7 +309,7 @@ impl Peers {
         if peer.alone.is_some_and(|since| now >= since + self.limits.alone) {
             peer.alone = None;
             if !keeps {
-                self.gone(incarnation, Reason::Lost);
+                self.gone(incarnation, GoneReason::Lost);
             }
         }
         self.advance_answer(incarnation);

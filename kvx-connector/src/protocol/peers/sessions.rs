@@ -6,7 +6,7 @@ use kvx_core::card::Address;
 use kvx_core::id::Incarnation;
 use kvx_core::{Error, ErrorKind, Retry};
 
-use super::io::{Output, Reason, Remote, SessionId};
+use super::io::{GoneReason, Output, Remote, SessionId};
 use super::message::{Message, Refusal};
 use super::serve::Question;
 use super::site::{Fetch, SiteNo};
@@ -167,7 +167,7 @@ impl Peers {
         peer.alone = None;
         self.places.insert(at, incarnation);
         if let Some(old) = old.filter(|_| !self.broken(Fault::KeepsOldLife)) {
-            self.gone(old, Reason::Superseded);
+            self.gone(old, GoneReason::Superseded);
         }
         let Some(peer) = self.peers.get_mut(&incarnation) else { return Ok(()) };
         peer.sessions.push(id);
@@ -300,7 +300,7 @@ impl Peers {
             Message::Parted => self.parted(incarnation),
             Message::Bye => {
                 match remote.rank {
-                    Some(_) => self.gone(incarnation, Reason::Bye),
+                    Some(_) => self.gone(incarnation, GoneReason::Bye),
                     None => self.cards_are_old(id),
                 }
                 self.close(id);

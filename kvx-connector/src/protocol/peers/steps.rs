@@ -7,7 +7,7 @@ use kvx_core::id::Incarnation;
 use kvx_core::{Error, ErrorKind, Result};
 
 use super::config::Chosen;
-use super::io::{Connection, Output, Reason, Step, StepId};
+use super::io::{Connection, GoneReason, Output, Step, StepId};
 use super::peer::Link;
 use super::{Failure, Peers, StepOf};
 
@@ -111,7 +111,7 @@ impl Peers {
         up.regions = true;
         let Err(error) = allowed else { return true };
         let error = error.with_context("peer", &peer.remote);
-        self.part(incarnation, Reason::Refused);
+        self.part(incarnation, GoneReason::Refused);
         self.fail_meeting(incarnation, Failure::permanent(error));
         false
     }

@@ -8,7 +8,7 @@ use kvx_core::{ErrorKind, Retry};
 use super::engines::Plan;
 use super::world::{Engine, MS, SEC, Said, World, at, at_port};
 use crate::protocol::peers::{
-    Input, Message, Output, PeerState, Place, Reason, Remote, Role, SessionId,
+    GoneReason, Input, Message, Output, PeerState, Place, Remote, Role, SessionId,
 };
 
 fn pair() -> (World, Engine, Engine) {
@@ -225,13 +225,13 @@ fn what_is_forgotten_leaves_nothing() {
         world.want_with(rank, &prefill.plan.name.clone(), at(777), None, Role::Consumer, SEC * 5);
     world.step(rank, Input::Forget(prefill.plan.name.clone()));
     assert_eq!(world.refused(rank, late).kind(), ErrorKind::Closed);
-    assert_eq!(world.gone(rank), [Reason::Forgotten]);
+    assert_eq!(world.gone(rank), [GoneReason::Forgotten]);
     world.run(SEC);
     assert_eq!(world.processes[rank].peers.entries(), 0);
     let given = &world.processes[rank].fabric.given[&connection.peer];
     assert_eq!((given.disconnected, given.severed), (1, 0));
     // The other side was told, and has let go, too.
-    assert_eq!(world.gone(prefill.ranks[0]), [Reason::Bye]);
+    assert_eq!(world.gone(prefill.ranks[0]), [GoneReason::Bye]);
     assert_eq!(world.processes[prefill.ranks[0]].peers.entries(), 0);
     drop(at_port(&prefill));
 }

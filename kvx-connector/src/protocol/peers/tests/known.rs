@@ -9,7 +9,9 @@ use kvx_core::layout::{Dtype, ModelGeometry};
 
 use super::engines::{FAB, Plan};
 use super::world::{MS, SEC, Said, World, at, at_port};
-use crate::protocol::peers::{Connection, Input, Message, PeerState, Reason, Role, Route, WantId};
+use crate::protocol::peers::{
+    Connection, GoneReason, Input, Message, PeerState, Role, Route, WantId,
+};
 
 impl World {
     /// What became of a want.
@@ -33,7 +35,7 @@ impl World {
         self.outcome(process, id).expect("it has ended").expect_err("it was refused")
     }
 
-    pub(super) fn gone(&self, process: usize) -> Vec<Reason> {
+    pub(super) fn gone(&self, process: usize) -> Vec<GoneReason> {
         let said = self.processes[process].said.iter();
         said.filter_map(|(_, said)| match said {
             Said::Gone(_, reason) => Some(*reason),
@@ -254,7 +256,7 @@ fn a_restart_at_the_same_address() {
     let place = |wanted: &dyn Fn(&Said) -> bool| said.iter().position(|(_, said)| wanted(said));
     let ended = place(&|said| matches!(said, Said::Ended(c) if *c == old.connection)).unwrap();
     let gone = place(
-        &|said| matches!(said, Said::Gone(Some(c), Reason::Superseded) if *c == old.connection),
+        &|said| matches!(said, Said::Gone(Some(c), GoneReason::Superseded) if *c == old.connection),
     );
     let met = place(&|said| matches!(said, Said::Met(c) if *c == new.connection)).unwrap();
     assert!(ended < met && gone.unwrap() < met);
@@ -347,7 +349,7 @@ fn who_is_not_heard_of_is_ended() {
     assert_eq!(alone[0].state, PeerState::Alone);
     let bound = world.limits.alone + SEC;
     world.run(bound);
-    assert_eq!(world.gone(rank), [Reason::Lost]);
+    assert_eq!(world.gone(rank), [GoneReason::Lost]);
     assert_eq!(world.processes[rank].fabric.given[&connection.peer].severed, 1);
     assert!(world.processes[rank].peers.status().is_empty());
     let again = world.start(&prefill.plan, prefill.port);
@@ -372,7 +374,7 @@ fn changed_cards_are_fetched_anew() {
     world.run(SEC);
     let after = world.ready(rank, id);
     assert!(world.sent(rank, asks) > asked);
-    assert_eq!(world.gone(rank), [Reason::Changed]);
+    assert_eq!(world.gone(rank), [GoneReason::Changed]);
     assert_eq!(after.links[0].incarnation, before.links[0].incarnation);
     assert_ne!(after.links[0].connection, before.links[0].connection);
     assert_eq!(after.links[0].card.offers()[0].keys()[0].as_bytes().len(), 20);
@@ -425,7 +427,7 @@ fn old_cards_end_no_life_for_good() {
     let late = world.want(rank, &older, Role::Consumer);
     world.run(SEC);
     assert!(world.outcome(rank, late).is_none(), "nobody is there");
-    assert_eq!(world.gone(rank), [Reason::Down, Reason::Unlisted]);
+    assert_eq!(world.gone(rank), [GoneReason::Down, GoneReason::Unlisted]);
     world.kill(older.scheduler);
     let id = world.want(rank, &newer, Role::Consumer);
     world.run(SEC * 5);
@@ -467,7 +469,7 @@ fn two_engines_of_one_name_are_told_so() {
         world.run(SEC * 11);
         world.refused(one, id);
     }
-    assert_eq!(world.gone(rank), [Reason::Superseded]);
+    assert_eq!(world.gone(rank), [GoneReason::Superseded]);
     let id = world.want(rank, &second, Role::Consumer);
     world.run(MS * 100);
     assert_eq!(world.ready(rank, id).life, second.life);
@@ -548,7 +550,7 @@ fn what_was_connected_before_is_retired() {
     let connection = Connection { backend: FAB, peer };
     world.step(prefill.ranks[0], Input::PeerDown { connection, error: None });
     world.run(SEC);
-    assert_eq!(world.gone(rank), [Reason::Bye]);
+    assert_eq!(world.gone(rank), [GoneReason::Bye]);
     assert_eq!(world.processes[rank].fabric.given[&before.peer].severed, 1);
     let id = world.want(rank, &prefill, Role::Consumer);
     world.run(SEC);

@@ -13,8 +13,8 @@ use super::fabric::Fabric;
 use crate::protocol::peers::fault::Fault;
 use crate::protocol::peers::timers::Chance;
 use crate::protocol::peers::{
-    Connection, Input, Limits, Local, LocalRank, Message, Output, OwnCards, Peers, Place, Reason,
-    Remote, Role, Route, SessionId, Setup, Step, StepId, Stepped, Want, WantId,
+    Connection, GoneReason, Input, Limits, Local, LocalRank, Message, Output, OwnCards, Peers,
+    Place, Remote, Role, Route, SessionId, Setup, Step, StepId, Stepped, Want, WantId,
 };
 
 pub(super) const MS: Duration = Duration::from_millis(1);
@@ -71,7 +71,7 @@ pub(super) enum Said {
     Ready(WantId, Arc<Route>),
     Failed(WantId, Arc<Error>),
     Met(Connection),
-    Gone(Option<Connection>, Reason),
+    Gone(Option<Connection>, GoneReason),
     Dialled,
     Ended(Connection),
     Sent(Message),
@@ -518,7 +518,7 @@ impl World {
                 if process.met.get(&at) == Some(&remote.incarnation) {
                     process.met.remove(&at);
                 }
-                if reason == Reason::Superseded {
+                if reason == GoneReason::Superseded {
                     process.replaced.insert(remote.incarnation, at);
                 } else {
                     // Nobody is in the place any more: whoever was there before may come back.
