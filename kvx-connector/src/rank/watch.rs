@@ -13,14 +13,18 @@ use kvx_core::{Error, ErrorKind};
 use tracing::{Span, debug, debug_span, warn};
 
 use super::fetch::Fetch;
-use super::orders::{FetchOrder, GrantOrder};
+use super::orders::FetchOrder;
 use super::{Flying, RankCounts};
 use crate::control::ControlStats;
 use crate::observe::{Gauges, Meters, Moved, Outcome, Quota, Tally, TraceId};
-use crate::protocol::message::{ToOwner, ToUser};
+use crate::protocol::message::ToOwner;
 use crate::protocol::peers::{self, Connection, PeersStats, Place, Remote};
-use crate::protocol::{LeaseName, Part, Reason, owner, user};
+use crate::protocol::{Part, owner, user};
 use crate::ticket::Table;
+
+mod leases;
+
+pub(super) use leases::Granted;
 
 /// How often the control channel's numbers are looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -38,23 +42,6 @@ pub(super) struct Watch {
     failures: Quota,
     /// Warnings of what peers say.
     frames: Quota,
-}
-
-/// A lease that this rank has granted and not freed.
-#[derive(Debug)]
-pub(super) struct Granted {
-    pub(super) order: GrantOrder,
-    pub(super) at: Duration,
-    state: Stand,
-    span: Span,
-}
-
-/// How far a lease has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stand {
-    Held,
-    Draining,
-    Quarantined,
 }
 
 /// What there is to be counted that others know.
@@ -326,164 +313,6 @@ impl Watch {
         self.gauges.requests_quarantined = self.gauges.requests_quarantined.saturating_sub(1);
         self.gauges.blocks_of_requests = self.gauges.blocks_of_requests.saturating_sub(fetch.kept);
         debug!(parent: &fetch.span, blocks = fetch.kept, "no longer quarantined");
-    }
-
-    // Leases.
-
-    /// A lease is granted.
-    pub(super) fn granted(&self, order: GrantOrder, now: Duration) -> Granted {
-        let span = debug_span!(
-            "kvx.lease",
-            trace = %TraceId::from(&order.key),
-            key = %order.key,
-            lease = %order.lease,
-            engine = %self.engine,
-            replica = self.place.replica,
-            rank = self.place.rank,
-        );
-        debug!(
-            parent: &span,
-            mode = ?order.access,
-            parts = order.parts.len(),
-            total = order.total,
-            ttl = ?order.ttl,
-            hard = ?order.hard,
-            "granted"
-        );
-        Granted { order, at: now, state: Stand::Held, span }
-    }
-
-    /// A user of a lease says something.
-    pub(super) fn heard(
-        &mut self,
-        peer: Incarnation,
-        message: &ToOwner,
-        granted: Option<&Granted>,
-    ) {
-        let what = match message {
-            ToOwner::Hold(_) => {
-                self.tally.holds += 1;
-                "held"
-            }
-            ToOwner::Confirm(_) => {
-                self.tally.confirms += 1;
-                "asked whether it holds"
-            }
-            ToOwner::Release(_) => {
-                self.tally.releases += 1;
-                "given up by a reader"
-            }
-        };
-        if let Some(granted) = granted {
-            debug!(parent: &granted.span, %peer, reader = %message.reader(), "{what}");
-        }
-    }
-
-    /// A user of a lease is answered.
-    pub(super) fn answered(
-        &mut self,
-        now: Duration,
-        peer: Incarnation,
-        message: &ToUser,
-        granted: Option<&Granted>,
-    ) {
-        if message.why() == Some(Reason::Access)
-            && let Some(suppressed) = self.frames.pass(now)
-        {
-            let (lease, reader) = (message.lease(), message.reader());
-            let leased = granted.map(|granted| granted.order.access.to_string());
-            warn!(%peer, %lease, %reader, leased, suppressed, "refused: leased for the other access");
-        }
-        if let (ToUser::Verdict(verdict), Some(granted)) = (message, granted) {
-            let what = if verdict.held { "confirmed" } else { "stale" };
-            debug!(parent: &granted.span, %peer, reader = %verdict.reader, "{what}");
-        }
-    }
-
-    /// The epoch of a lease has ended.
-    pub(super) fn over(
-        &mut self,
-        now: Duration,
-        lease: LeaseName,
-        why: Reason,
-        granted: Option<&mut Granted>,
-    ) {
-        self.tally.lease_ended(why);
-        let Some(granted) = granted else { return };
-        if std::mem::replace(&mut granted.state, Stand::Draining) == Stand::Held {
-            self.gauges.leases_draining += 1;
-        }
-        let held = now.saturating_sub(granted.at);
-        self.meters.held(held);
-        let order = &granted.order;
-        let warns =
-            matches!(why, Reason::Expired | Reason::Stage | Reason::Full | Reason::OtherLife);
-        match warns.then(|| self.failures.pass(now)).flatten() {
-            Some(suppressed) => warn!(
-                parent: &granted.span,
-                trace = %TraceId::from(&order.key),
-                key = %order.key,
-                %lease,
-                reason = %why,
-                ?held,
-                suppressed,
-                "ended"
-            ),
-            None => debug!(parent: &granted.span, reason = %why, ?held, "ended"),
-        }
-    }
-
-    /// The blocks of a lease are kept: something may still be written into them.
-    pub(super) fn lease_quarantined(
-        &mut self,
-        now: Duration,
-        lease: LeaseName,
-        why: Reason,
-        granted: Option<&mut Granted>,
-    ) {
-        self.tally.lease_quarantined();
-        let Some(granted) = granted else { return };
-        if granted.state == Stand::Draining {
-            self.gauges.leases_draining = self.gauges.leases_draining.saturating_sub(1);
-        }
-        granted.state = Stand::Quarantined;
-        let blocks = ids(&granted.order.tables);
-        self.gauges.leases_quarantined += 1;
-        self.gauges.blocks_of_leases += blocks;
-        if let Some(suppressed) = self.failures.pass(now) {
-            let order = &granted.order;
-            warn!(
-                parent: &granted.span,
-                trace = %TraceId::from(&order.key),
-                key = %order.key,
-                %lease,
-                reason = %why,
-                blocks,
-                suppressed,
-                "quarantined: a writer may still write"
-            );
-        }
-    }
-
-    /// The blocks of a lease may be used again.
-    pub(super) fn freed(&mut self, granted: &Granted, why: Reason) {
-        match granted.state {
-            Stand::Held => {}
-            Stand::Draining => {
-                self.gauges.leases_draining = self.gauges.leases_draining.saturating_sub(1);
-            }
-            Stand::Quarantined => {
-                let blocks = ids(&granted.order.tables);
-                self.gauges.leases_quarantined = self.gauges.leases_quarantined.saturating_sub(1);
-                self.gauges.blocks_of_leases = self.gauges.blocks_of_leases.saturating_sub(blocks);
-            }
-        }
-        debug!(parent: &granted.span, reason = %why, "freed");
-    }
-
-    /// More parts are published.
-    pub(super) fn published(granted: &Granted, parts: usize, total: Option<u32>) {
-        debug!(parent: &granted.span, parts, total, "published");
     }
 
     // Peers.

@@ -53,6 +53,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod update;
+mod used;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

@@ -27,6 +27,7 @@ use super::pull::{Draining, Ends, Loading, Pull, State, load, misuse, source};
 use super::request::{Matched, Request, RequestId};
 use super::stats::SchedulerStats;
 use super::step::{Hold, Load, Release};
+use super::used::Used;
 use crate::protocol::LeaseName;
 use crate::ticket::Ticket;
 
@@ -378,36 +379,5 @@ impl Pulling {
             + count(&self.loads, Pull::begins)
             + self.aborts.len()
             + self.releases.len()
-    }
-}
-
-/// Leases that were used not long ago.
-#[derive(Debug)]
-struct Used {
-    set: BTreeSet<LeaseName>,
-    order: VecDeque<LeaseName>,
-}
-
-impl Used {
-    const MAX: usize = 16_384;
-
-    const fn new() -> Self {
-        Self { set: BTreeSet::new(), order: VecDeque::new() }
-    }
-
-    fn contains(&self, lease: &LeaseName) -> bool {
-        self.set.contains(lease)
-    }
-
-    fn insert(&mut self, lease: LeaseName) {
-        if !self.set.insert(lease) {
-            return;
-        }
-        self.order.push_back(lease);
-        if self.order.len() > Self::MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.set.remove(&oldest);
-        }
     }
 }
