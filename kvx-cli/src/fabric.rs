@@ -161,10 +161,21 @@ impl Every {
 
 /// A runtime for one thread.
 pub(crate) fn runtime() -> Result<Runtime> {
+    // Where descriptors have run out the runtime does not say so, but panics.
+    let room: std::io::Result<Vec<_>> =
+        (0..DESCRIPTORS).map(|_| std::fs::File::open("/dev/null")).collect();
+    drop(room.map_err(|source| {
+        Error::new(ErrorKind::Resources, "runtime", "there are too few descriptors")
+            .with_source(source)
+            .with_remedy("let this process have more: ulimit -n 1024")
+    })?);
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {
         Error::new(ErrorKind::Resources, "runtime", "no runtime").with_source(source)
     })
 }
+
+/// Descriptors that a runtime takes, and some.
+const DESCRIPTORS: usize = 12;
 
 /// What the environment says, and what `--backend` says before it.
 fn policy(name: Option<&str>) -> Result<Policy> {

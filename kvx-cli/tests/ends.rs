@@ -166,3 +166,31 @@ fn a_program_that_is_compared_with_goes_with_a_benchmark_that_is_killed() {
     within(Duration::from_secs(5), "its end", || !numbers.iter().any(|process| is_alive(*process)));
     std::fs::remove_file(&place).unwrap();
 }
+
+/// Runs `kvx` under a limit of the shell's, as `ulimit` sets it.
+#[cfg(target_os = "linux")]
+fn limited(limit: &str, arguments: &str) -> std::process::Output {
+    let program = env!("CARGO_BIN_EXE_kvx");
+    let script = format!("ulimit {limit} && exec {program} {arguments}");
+    std::process::Command::new("bash").args(["-c", &script]).output().unwrap()
+}
+
+/// The kernel ends a process whose file would get too large, and memory with a descriptor counts as a file.
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[test]
+fn limits_of_the_shell_are_named_with_what_to_raise() {
+    let bench = "bench --backend shm --tokens 64 --rounds 1 --small 5";
+    for (limit, arguments, remedy) in [
+        ("-f 1024", bench, "ulimit -f"),
+        ("-f 1024", "demo --requests 2 --volume 64M", "ulimit -f"),
+        ("-n 6", bench, "ulimit -n"),
+        ("-n 20", bench, "ulimit -n"),
+        ("-n 6", "demo --requests 2 --volume 4M", "ulimit -n"),
+    ] {
+        let run = limited(limit, arguments);
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(said.contains(remedy), "{limit} {arguments}: {run:?}");
+        assert!(!said.contains("panicked"), "{limit} {arguments}: {run:?}");
+        assert_eq!(run.status.code(), Some(3), "{limit} {arguments}: {run:?}");
+    }
+}

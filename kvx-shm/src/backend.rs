@@ -30,8 +30,9 @@ impl ShmBackend {
     /// # Errors
     ///
     /// [`ErrorKind::Resources`] when the operating system gives no descriptors, memory or threads; [`ErrorKind::Config`] when
-    /// its threads may not run on a processor that the options name.
+    /// an option is out of range, or its threads may not run on a processor that the options name.
     pub fn open(options: &Options) -> Result<Arc<Self>> {
+        options.check()?;
         if let Some(cpu) = crate::sys::numa::not_allowed(&options.cpus.0) {
             return Err(Error::config("open", "this process may not run on a processor that is named")
                 .with_backend(BACKEND)

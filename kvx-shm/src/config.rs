@@ -83,33 +83,46 @@ impl Options {
     pub fn read(config: &BackendConfig) -> Result<Self> {
         config.refuse_unknown(NAMES)?;
         let default = Self::default();
-        let copy_threads = config.value("copy_threads")?.unwrap_or(default.copy_threads);
-        if copy_threads == 0 || copy_threads > MOST_THREADS {
-            return Err(Error::config("options", "copy_threads is out of range")
-                .with_backend(BACKEND)
-                .with_context("copy_threads", copy_threads)
-                .with_remedy(format!("use 1 to {MOST_THREADS}")));
-        }
-        let spin_us = config.value("spin_us")?.unwrap_or(default.spin_us);
-        if spin_us > MOST_SPIN {
-            return Err(Error::config("options", "spin_us is out of range")
-                .with_backend(BACKEND)
-                .with_context("spin_us", spin_us)
-                .with_remedy(format!("use 0 to {MOST_SPIN}: a program that sleeps is woken later by as much")));
-        }
-        Ok(Self {
-            copy_threads,
+        let options = Self {
+            copy_threads: config.value("copy_threads")?.unwrap_or(default.copy_threads),
             together_bytes: config.value("together_bytes")?.unwrap_or(default.together_bytes),
             cpus: config.value("cpus")?.unwrap_or(default.cpus),
             inline_bytes: config.value("inline_bytes")?.unwrap_or(default.inline_bytes),
-            spin_us,
+            spin_us: config.value("spin_us")?.unwrap_or(default.spin_us),
             users: config.value("users")?.unwrap_or(default.users),
             ptracer: config.value("ptracer")?.unwrap_or(default.ptracer),
             placement: Placement {
                 huge_pages: config.value("huge_pages")?.unwrap_or_default(),
                 node: config.value("node")?,
             },
-        })
+        };
+        options.check()?;
+        Ok(options)
+    }
+
+    /// Refuses what is out of range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refused = |option: &'static str, value: u64, remedy: String| {
+            Err(Error::config("options", format!("{option} is out of range"))
+                .with_backend(BACKEND)
+                .with_context(option, value)
+                .with_remedy(remedy))
+        };
+        let Self { copy_threads, spin_us, users, .. } = *self;
+        if copy_threads == 0 || copy_threads > MOST_THREADS {
+            return refused("copy_threads", copy_threads as u64, format!("use 1 to {MOST_THREADS}"));
+        }
+        if spin_us > MOST_SPIN {
+            let late = "a program that sleeps is woken later by as much";
+            return refused("spin_us", spin_us, format!("use 0 to {MOST_SPIN}: {late}"));
+        }
+        match users {
+            // To the kernel this number is nobody.
+            Users::And(u32::MAX) => {
+                refused("users", u32::MAX.into(), "use the number of a user, same or any".into())
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) const fn spin(&self) -> Duration {
@@ -256,6 +269,8 @@ mod tests {
             ("cpus=3-1", "3-1"),
             ("cpus=a", "processor"),
             ("users=me", "\"me\""),
+            ("users=4294967295", "users"),
+            ("copy_threads=65", "copy_threads"),
             ("ptracer=all", "\"all\""),
             ("threads=2", "\"threads\""),
         ] {
@@ -263,6 +278,22 @@ mod tests {
             assert_eq!(error.kind(), kvx_core::ErrorKind::Config);
             assert!(error.to_string().contains(named), "{error}");
         }
+    }
+
+    /// Options that are set in a program are looked at as those that are read from text.
+    #[test]
+    fn what_is_out_of_range_is_refused_when_it_is_opened() {
+        let wrong = |change: fn(&mut Options), named: &str| {
+            let mut options = Options::default();
+            change(&mut options);
+            let error = ShmBackend::open(&options).unwrap_err();
+            assert_eq!(error.kind(), kvx_core::ErrorKind::Config);
+            assert!(error.to_string().contains(named) && error.remedy().is_some(), "{error}");
+        };
+        wrong(|options| options.copy_threads = 0, "copy_threads");
+        wrong(|options| options.copy_threads = 65, "copy_threads");
+        wrong(|options| options.spin_us = 1001, "spin_us");
+        wrong(|options| options.users = Users::And(u32::MAX), "users");
     }
 
     #[test]

@@ -134,6 +134,10 @@ impl SharedMemory {
         let error = system("shared_memory", "the memory cannot be had", error)
             .with_context("bytes", bytes)
             .with_context("huge_pages", format!("{:?}", placement.huge_pages));
+        // Of a limit on descriptors or files it says so already.
+        if error.remedy().is_some() {
+            return Err(error);
+        }
         Err(match (placement.huge_pages, placement.node) {
             (_, Some(node)) => error.with_context("node", node).with_remedy(
                 "use a node that exists (lscpu lists them) and has memory, or leave the node open",

@@ -235,7 +235,7 @@ impl<'a> Pair<'a> {
     }
 
     /// Fetches what is leased, so many at a time.
-    fn fetch(&self, tickets: &[Ticket], at_once: usize) -> Result<()> {
+    fn fetch(&mut self, tickets: &[Ticket], at_once: usize) -> Result<()> {
         for some in tickets.chunks(at_once) {
             let fetches =
                 some.iter().map(|ticket| self.begin(ticket)).collect::<Result<Vec<_>>>()?;
@@ -254,7 +254,7 @@ impl<'a> Pair<'a> {
     }
 
     /// How long one fetch takes, its confirmation included.
-    fn fetch_one(&self, ticket: &Ticket) -> Result<Duration> {
+    fn fetch_one(&mut self, ticket: &Ticket) -> Result<Duration> {
         let begun = Instant::now();
         let fetch = self.begin(ticket)?;
         self.wait(async {
@@ -263,12 +263,14 @@ impl<'a> Pair<'a> {
         Ok(begun.elapsed())
     }
 
-    fn wait(&self, done: impl Future<Output = Result<()>>) -> Result<()> {
+    fn wait(&mut self, done: impl Future<Output = Result<()>>) -> Result<()> {
         let bounded = async { tokio::time::timeout(PATIENCE, done).await };
-        self.fabric.runtime.block_on(bounded).map_err(|_| {
-            Error::new(ErrorKind::Fabric, "bench", "a request was not fetched in time")
-                .with_context("seconds", PATIENCE.as_secs())
-        })?
+        let done = self.fabric.runtime.block_on(bounded).unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Fabric, "bench", "a request was not fetched in time")
+                .with_context("seconds", PATIENCE.as_secs()))
+        });
+        // Where its process has gone, that is why.
+        done.map_err(|error| self.process.lost(error))
     }
 
     /// So many requests from their leases to the end of these.

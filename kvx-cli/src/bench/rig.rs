@@ -236,7 +236,7 @@ impl<'a> Rig<'a> {
         let before = processor_time();
         let round = self.moved(1);
         self.spent += processor_time() - before;
-        let round = round?;
+        let round = round.map_err(|error| self.process.lost(error))?;
         if alone {
             self.process.finish()?;
         }
@@ -248,7 +248,7 @@ impl<'a> Rig<'a> {
         let before = processor_time();
         let moved = self.moved(times);
         self.spent += processor_time() - before;
-        moved.map(drop)
+        moved.map(drop).map_err(|error| self.process.lost(error))
     }
 
     fn moved(&self, times: u32) -> Result<Round> {

@@ -158,8 +158,8 @@ impl Process {
             .with_remedy("find out who stopped it (SIGSTOP), and start again: it is ended now")
     }
 
-    /// What became of the process, when it can no longer be spoken with.
-    fn lost(&mut self, error: Error) -> Error {
+    /// What became of the process, when it can no longer be spoken with; the error itself where nothing did.
+    pub(crate) fn lost(&mut self, error: Error) -> Error {
         if self.looks.stands_still() {
             return self.standstill().with_source(error);
         }

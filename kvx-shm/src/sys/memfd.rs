@@ -76,6 +76,11 @@ impl Own {
     ) -> io::Result<Self> {
         let size = if pages == Pages::Huge { HUGE } else { rustix::param::page_size() };
         let bytes = bytes.checked_next_multiple_of(size).ok_or(io::ErrorKind::OutOfMemory)?;
+        // The kernel would not only refuse, but end the process (SIGXFSZ).
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if limit.is_some_and(|limit| limit < bytes as u64) {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
         let fd = create(name, pages)?;
         rustix::fs::ftruncate(&fd, bytes as u64)?;
         let mapping = Mapping::new(fd.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
