@@ -14,7 +14,7 @@ import scenarios
 import wrong
 from checks import Pair
 from expect import Model
-from servers import Kind, Server, Setting
+from servers import Kind, Server, Setting, wait_for
 
 HERE = Path(__file__).resolve().parent
 #: What all servers are given: small steps, so that prompts of 300 tokens and more come in chunks.
@@ -47,8 +47,7 @@ def pair(setting: Setting, p: Kind, d: Kind, block: tuple[int, int] = (128, 128)
         servers = [Server(setting, kind) for kind in (p, d)]
         for server in servers:
             ends.callback(server.stop)
-        for server in servers:
-            server.wait()
+        wait_for(servers)
         yield Pair(servers[0], servers[1], Model.read(p.model or setting.model), block)
 
 
@@ -102,6 +101,17 @@ def tp(setting: Setting) -> Iterator[str]:
             yield f"{sizes}: {scenarios.concurrent(both, 8)}"
 
 
+def pp(setting: Setting) -> Iterator[str]:
+    """Two pipeline stages to one, and one to two."""
+    for stages in ((2, 1), (1, 2)):
+        both = kinds(tp=stages)
+        for kind, count in zip(both, stages, strict=True):
+            kind.arguments = ("--block-size", "128", "--pipeline-parallel-size", str(count))
+        with pair(setting, *both) as servers:
+            yield f"{stages}: {scenarios.lengths(servers)}"
+            yield f"{stages}: {scenarios.concurrent(servers, 8)}"
+
+
 def hybrid(setting: Setting) -> Iterator[str]:
     """A model whose layers have windows and whose cache groups share memory."""
     p, d = kinds()
@@ -134,8 +144,7 @@ def differ(setting: Setting) -> Iterator[str]:
         servers = [Server(setting, kind) for kind in (p, other, half)]
         for server in servers:
             ends.callback(server.stop)
-        for server in servers:
-            server.wait()
+        wait_for(servers)
         first, *rest = (Pair(servers[0], server, Model.read(setting.model), (128, 128)) for server in servers[1:])
         yield wrong.refused(first, ("model", "llama", "other"))
         yield wrong.refused(rest[0], ("kv_dtype", "bfloat16", "float32"))
@@ -161,6 +170,7 @@ ALL: dict[str, Callable[[Setting], Iterator[str]]] = {
     "spoil": spoil,
     "blocks": blocks,
     "tp": tp,
+    "pp": pp,
     "hybrid": hybrid,
     "dead": dead,
     "differ": differ,

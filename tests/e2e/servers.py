@@ -88,20 +88,24 @@ class Server:
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
-    def wait(self) -> None:
+    def wait(self, patience: float | None = None) -> None:
         """Waits until it serves.
 
         Raises:
             RuntimeError: it ended, or did not serve in time; with the end of its log.
         """
-        until = time.monotonic() + self.setting.patience
+        until = time.monotonic() + (self.setting.patience if patience is None else patience)
         while time.monotonic() < until:
-            if self._process is None or self._process.poll() is not None:
+            if self.ended():
                 raise RuntimeError(f"{self.kind.name} ended:\n{self.tail()}")
             if self.serves():
                 return
             time.sleep(0.5)
         raise RuntimeError(f"{self.kind.name} does not serve after {self.setting.patience} s:\n{self.tail()}")
+
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._process is None or self._process.poll() is not None
 
     def serves(self) -> bool:
         """Whether it answers."""
@@ -144,3 +148,19 @@ class Server:
         except subprocess.TimeoutExpired:
             pass
         self.kill()
+
+
+def wait_for(servers: list[Server]) -> None:
+    """Waits until all serve; for none if one has ended.
+
+    Raises:
+        RuntimeError: one ended, or does not serve in time; with the end of its log.
+    """
+    until = time.monotonic() + max(server.setting.patience for server in servers)
+    while time.monotonic() < until and not all(server.serves() for server in servers):
+        for server in servers:
+            if server.ended():
+                server.wait()
+        time.sleep(0.5)
+    for server in servers:
+        server.wait(5.0)

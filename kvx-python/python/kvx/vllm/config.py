@@ -42,7 +42,7 @@ class Settings:
     digests: bool = False
     lease_s: float = 30.0
     hard_s: float = 900.0
-    deadline_s: float = 120.0
+    deadline_s: float = 30.0
     retries: int = 1
     backoff_s: float = 0.1
     max_requests: int = 65536

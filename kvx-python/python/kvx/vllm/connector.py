@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+import kvx
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -24,15 +25,21 @@ from .worker import KvxWorker
 logger = logging.getLogger(__name__)
 
 
+#: Loggers of the package, and of its native half.
+LOGGERS = ("kvx", "kvx_connector", "kvx_core", "kvx_shm", "kvx_ucx")
+
+
 def _log_as_vllm_does() -> None:
     """Shows what kvx logs where vLLM shows its own, unless the program has set that up itself."""
-    ours, theirs = logging.getLogger("kvx"), logging.getLogger("vllm")
-    if not ours.handlers and theirs.handlers:
-        ours.handlers, ours.propagate = list(theirs.handlers), False
-        ours.setLevel(theirs.level)
+    theirs = logging.getLogger("vllm")
+    for ours in map(logging.getLogger, LOGGERS):
+        if not ours.handlers and theirs.handlers:
+            ours.handlers, ours.propagate = list(theirs.handlers), False
+            ours.setLevel(theirs.level)
+    if forward := getattr(kvx, "forward_logs", None):
+        forward(logging.WARNING)
 
 
-_log_as_vllm_does()
 _UNTESTED = compat.check(vllm.__version__, KVConnectorBase_V1)
 
 
@@ -43,6 +50,7 @@ class KvxConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _log_as_vllm_does()
         transfer = vllm_config.kv_transfer_config
         settings = config.read(
             transfer.kv_connector_extra_config,
