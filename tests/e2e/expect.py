@@ -20,14 +20,14 @@ class Model:
     token_bytes: int
 
     @staticmethod
-    def read(folder: Path) -> Model:
-        """From a Hugging Face `config.json`."""
+    def read(folder: Path, dtype: str | None = None) -> Model:
+        """From a Hugging Face `config.json`; `dtype` is what the servers compute in, where that is another."""
         config = json.loads((folder / "config.json").read_text())
         config = config.get("text_config", config)
         layers = config["num_hidden_layers"]
         kinds = config.get("layer_types") or ["full_attention"] * layers
         windows = tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds)
-        size = SIZES[config.get("dtype") or config["torch_dtype"]]
+        size = SIZES[dtype or config.get("dtype") or config["torch_dtype"]]
         return Model(windows, 2 * config["num_key_value_heads"] * config["head_dim"] * size)
 
     @property
