@@ -42,7 +42,7 @@ def test_kvx_has_settings_of_its_own(key: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "environment", "named"),
     [
-        ({}, {}, "kvx key FILE"),
+        ({}, {}, "write_new"),
         ({"key_file": "/nowhere/key"}, {}, "/nowhere/key"),
         ({"key_file": 7}, {}, "key_file"),
         ({"kv_lease": 5}, {}, "'kv_lease'"),
@@ -56,7 +56,7 @@ def test_kvx_has_settings_of_its_own(key: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(key: Path, extra: dict[str, Any], environment: dict[str, str], named: str) -> None:
-    if named != "kvx key FILE" and "key_file" not in extra:
+    if named != "write_new" and "key_file" not in extra:
         extra = extra | {"key_file": str(key)}
     with pytest.raises(kvx.ConfigError, match=named):
         config.read(extra, environment, engine="e", role="kv_both")

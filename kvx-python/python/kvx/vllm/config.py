@@ -113,12 +113,12 @@ def read(
 def _check(settings: Settings) -> None:
     if not settings.keys:
         raise ConfigError(
-            "kvx needs a key file, the same for all engines that exchange caches: make one with `kvx key FILE`, "
-            'and name it in kv_connector_extra_config ("key_file") or in KVX_KEY_FILE'
+            "kvx needs a key file, the same for all engines that exchange caches: make one with kvx.Key.generate().write_new(FILE) "
+            'or `kvx key FILE`, and name it in kv_connector_extra_config ("key_file") or in KVX_KEY_FILE'
         )
     for path in settings.keys:
         if not os.path.isfile(path):
-            raise ConfigError(f"key_file: there is no file {path}; make one with `kvx key {path}`")
+            raise ConfigError(f"key_file: there is no file {path}; make one with kvx.Key.generate().write_new({path!r}) or `kvx key {path}`")
     if not 0 < settings.port < 65536:
         raise ConfigError(f"port: {settings.port} is no port that others can dial; set VLLM_NIXL_SIDE_CHANNEL_PORT or port")
     if settings.host in ("0.0.0.0", "::", "*", "[::]"):

@@ -62,7 +62,7 @@ class KvxWorker:
         memory = [(address, size, owners[address]) for address, size in regions]
         self._side = _kvx.WorkerSide(json.dumps(form), self._life, memory)
         logger.info(
-            "kvx: rank %d of engine %s listens at %s, with %s; %d caches in %d regions",
+            "kvx: rank %d of engine %s listens at %s, with %s; caches: %d, regions: %d",
             self._rank, settings.engine, self._side.address(), ", ".join(self._side.backends), len(caches), len(regions),
         )  # fmt: skip
 
