@@ -227,6 +227,10 @@ impl Peers {
         let Link::Up(up) = &mut peer.link else { return };
         if !std::mem::replace(&mut up.told, true) {
             peer.seen = true;
+            // Its last session may have ended while the backend was at it: it is not kept for that any longer than others.
+            if peer.sessions.is_empty() {
+                peer.alone.get_or_insert(self.now);
+            }
             let (remote, connection) = (peer.remote.clone(), up.connection);
             self.out.push(Output::Met { remote, connection });
         }

@@ -334,6 +334,13 @@ fn whatever_goes_wrong_every_want_ends_and_nothing_is_left() {
     }
 }
 
+/// Seeds that have found something.
+#[test]
+fn what_was_found_before_is_not_there_again() {
+    // A peer that was met after its last session had ended was never forgotten.
+    assert!(seed(8902).ready > 0);
+}
+
 /// Each planted fault is found within this many seeds.
 const WITHIN: u64 = 300;
 
