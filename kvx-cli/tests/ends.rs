@@ -169,10 +169,10 @@ fn a_program_that_is_compared_with_goes_with_a_benchmark_that_is_killed() {
 
 /// Runs `kvx` under a limit of the shell's, as `ulimit` sets it.
 #[cfg(target_os = "linux")]
-fn limited(limit: &str, arguments: &str) -> std::process::Output {
+fn limited(limit: &str, arguments: &str) -> Output {
     let program = env!("CARGO_BIN_EXE_kvx");
     let script = format!("ulimit {limit} && exec {program} {arguments}");
-    std::process::Command::new("bash").args(["-c", &script]).output().unwrap()
+    Command::new("bash").args(["-c", &script]).output().unwrap()
 }
 
 /// The kernel ends a process whose file would get too large, and memory with a descriptor counts as a file.

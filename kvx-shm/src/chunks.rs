@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::state::Place;
 use crate::sys::vm::MOST;
-use crate::work::{CALL, Run, STRIDE};
+use crate::sys::runs::Run;
+use crate::work::{CALL, STRIDE};
 
 /// What a byte of mapped memory takes of a chunk, where one that goes through the kernel takes 1: a chunk is one stride, or
 /// one call, or a mixture.
@@ -32,11 +33,11 @@ impl Chunks {
         let mut room = Room::default();
         for (index, run) in runs.iter().enumerate() {
             let mut at = 0;
-            while at < run.bytes {
-                at += room.take(&places[run.place as usize], run, at);
+            while at < run.bytes() {
+                at += room.take(&places[run.place() as usize], run, at);
                 if room.is_used_up() {
                     room = Room::default();
-                    let whole = at == run.bytes;
+                    let whole = at == run.bytes();
                     cuts.push(if whole { Cut { run: index + 1, at: 0 } } else { Cut { run: index, at } });
                 }
             }
@@ -53,18 +54,18 @@ impl Chunks {
         self.cuts.len() - 1
     }
 
-    /// Takes a chunk: the parts of the runs that are in it. `None` when all are taken. The runs are those of which it was made.
+    /// Takes a chunk: the parts of the runs that are in it, by the runs' indices. `None` when all are taken. The runs are those of which it was made.
     pub(crate) fn take<'a>(
         &self,
         runs: &'a [Run],
-    ) -> Option<impl Iterator<Item = (&'a Run, Range<usize>)> + use<'a>> {
+    ) -> Option<impl Iterator<Item = (usize, Range<usize>)> + use<'a>> {
         let index = self.next.fetch_add(1, Relaxed);
         let (from, to) = (*self.cuts.get(index)?, *self.cuts.get(index + 1)?);
         let of = (from.run..).zip(runs.get(from.run..)?).take_while(move |(at, _)| *at <= to.run);
         let parts = of.map(move |(at, run)| {
             let begin = if at == from.run { from.at } else { 0 };
-            let end = if at == to.run { to.at } else { run.bytes };
-            (run, begin..end)
+            let end = if at == to.run { to.at } else { run.bytes() };
+            (at, begin..end)
         });
         Some(parts.filter(|(_, part)| !part.is_empty()))
     }
@@ -87,7 +88,7 @@ impl Default for Room {
 impl Room {
     /// Takes the part of a run after its first `at` bytes for which there is room: at least a byte.
     fn take(&mut self, place: &Place, run: &Run, at: usize) -> usize {
-        let left = run.bytes - at;
+        let left = run.bytes() - at;
         match place {
             Place::Shared(..) => {
                 let part = left.min(self.bytes / MAPPED);
@@ -97,7 +98,7 @@ impl Room {
             Place::Process(base) => {
                 let part = left.min(self.bytes);
                 self.bytes -= part;
-                let begins = [base + run.offset, run.to.0.addr().get() as u64].map(|a| a + at as u64);
+                let begins = [base + run.offset(), run.address()].map(|a| a + at as u64);
                 // Neighbours become one range.
                 for side in 0..2 {
                     let goes_on = self.ends.is_some_and(|ends| ends[side] == begins[side]);
@@ -116,14 +117,12 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
-    use std::ptr::NonNull;
     use std::sync::Arc;
 
     use proptest::prelude::*;
 
     use super::*;
     use crate::sys::memfd::{Foreign, Own, Pages};
-    use crate::work::Target;
 
     /// One of each kind. Nothing is copied, so the mapping may be small.
     fn places() -> [Place; 2] {
@@ -133,8 +132,7 @@ mod tests {
     }
 
     fn run(place: u32, offset: u64, to: usize, bytes: usize) -> Run {
-        let to = Target(NonNull::without_provenance(to.try_into().unwrap()));
-        Run { place, offset, to, bytes }
+        Run::alone(place, offset, to, bytes)
     }
 
     /// Runs of all sizes, some of which go on where the one before ended, on either side.
@@ -174,17 +172,17 @@ mod tests {
             while let Some(parts) = chunks.take(&runs) {
                 count += 1;
                 let mut bytes = [0; 2];
-                for (run, part) in parts {
-                    let index = (std::ptr::from_ref(run).addr() - runs.as_ptr().addr()) / size_of::<Run>();
+                for (index, part) in parts {
+                    let run = &runs[index];
                     prop_assert_eq!(part.start, seen[index]);
-                    prop_assert!(part.end >= part.start && part.end <= run.bytes);
+                    prop_assert!(part.end >= part.start && part.end <= run.bytes());
                     seen[index] = part.end;
-                    bytes[run.place as usize] += part.len();
+                    bytes[run.place() as usize] += part.len();
                 }
                 prop_assert!(bytes[0] <= STRIDE && bytes[1] <= CALL, "{:?}", bytes);
             }
             prop_assert_eq!(count, chunks.count());
-            prop_assert!(runs.iter().zip(seen).all(|(run, seen)| seen == run.bytes));
+            prop_assert!(runs.iter().zip(seen).all(|(run, seen)| seen == run.bytes()));
             prop_assert!(chunks.take(&runs).is_none());
         }
     }
@@ -221,6 +219,6 @@ mod tests {
             let threads = [0; 4].map(|n| scope.spawn(move || all(n)));
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
-        assert_eq!(sum, runs.iter().map(|run| run.bytes).sum::<usize>());
+        assert_eq!(sum, runs.iter().map(|run| run.bytes()).sum::<usize>());
     }
 }

@@ -59,7 +59,7 @@ impl Shared {
             Ok(places) => places.into_owned(),
             Err(halt) => return self.complete(peer, job, Err(halt)),
         };
-        let chunks = Chunks::new(&places, job.runs());
+        let chunks = Chunks::new(&places, job.runs().list());
         let left = AtomicUsize::new(chunks.count());
         let halt = OnceLock::new();
         let crew = Arc::new(Crew { peer, job, places, link, chunks, left, halt });
@@ -89,7 +89,7 @@ impl Shared {
             Some(halt) => Err(halt),
             // A member has panicked.
             None if left.into_inner() > 0 => Err(Halt::Stopped),
-            None => job.verify(&link).map(|()| Route::of(&places, job.runs())),
+            None => job.verify(&link).map(|()| Route::of(&places, job.runs().list())),
         };
         drop(places);
         self.complete(peer, job, result);
@@ -102,11 +102,7 @@ fn withdraw(state: &mut State, crew: &Arc<Crew>) {
 }
 
 fn is_large(job: &Job, limit: u64) -> bool {
-    let mut sum = 0;
-    job.runs().iter().any(|run| {
-        sum += run.bytes as u64;
-        sum >= limit
-    })
+    job.runs().bytes() >= limit
 }
 
 impl Crew {
@@ -117,8 +113,9 @@ impl Crew {
             if wanted() {
                 return Left::Early;
             }
-            let Some(parts) = self.chunks.take(self.job.runs()) else { return Left::Finished };
-            if let Err(halt) = run(&self.link, &self.places, parts, &stop, scratch) {
+            let runs = self.job.runs();
+            let Some(parts) = self.chunks.take(runs.list()) else { return Left::Finished };
+            if let Err(halt) = run(&self.link, &self.places, runs, parts, &stop, scratch) {
                 // Where another one was first, its reason counts.
                 let _ = self.halt.set(halt);
                 return Left::Finished;

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-#![deny(clippy::undocumented_unsafe_blocks)]
+#![deny(clippy::undocumented_unsafe_blocks, unsafe_code)]
 
 macro_rules! linux {
     ($($item:item)*) => {$(
@@ -21,7 +21,6 @@ linux! {
     mod handshake;
     mod hear;
     mod host;
-    pub mod limit;
     mod link;
     mod mail;
     mod memory;
@@ -34,12 +33,14 @@ linux! {
     mod route;
     mod segment;
     mod state;
+    #[allow(unsafe_code, reason = "here is all of it")]
     mod sys;
     mod work;
 
     pub use backend::ShmBackend;
     pub use config::{Cpus, Options, Tracer, Users};
     pub use segment::{HugePages, Placement, SharedMemory};
+    pub use sys::limit;
 
     use config::Open;
     use probe::probe;

@@ -11,7 +11,8 @@ use crate::link::RING;
 use crate::record::{Header, Record, Reply, Write};
 use crate::state::{Outgoing, Peer, Phase, Place, State};
 use crate::sys::memfd::Foreign;
-use crate::work::{Run, Serve, Target};
+use crate::sys::runs::Runs;
+use crate::work::Serve;
 
 /// Most writes of one peer that wait: more than it may have in flight.
 const MOST_WRITES: usize = 256;
@@ -147,12 +148,13 @@ fn outcome(reply: Reply, peer: PeerId) -> Outcome {
 /// Checks a peer's write against this side's regions, and its sources against what the peer has sent.
 fn prepare(state: &State, peer: PeerId, write: Write) -> Result<Serve, Reply> {
     let known = state.peers.get(peer).ok_or(Reply::Cancelled)?;
-    let mut hold = Vec::with_capacity(write.targets.len());
+    let (mut hold, mut targets) = (Vec::with_capacity(write.targets.len()), Vec::new());
     for target in &write.targets {
         let region = kvx_core::id::RegionId::new(target.slot, target.generation);
         let registered = state.regions.get(region).filter(|r| r.secret == target.secret);
         let registered = registered.ok_or(Reply::NoRegion)?;
-        hold.push((region, registered.region.clone()));
+        targets.push(region);
+        hold.push(registered.region.clone());
     }
     let mut places = Vec::with_capacity(write.sources.len());
     for source in &write.sources {
@@ -169,22 +171,16 @@ fn prepare(state: &State, peer: PeerId, write: Write) -> Result<Serve, Reply> {
             Place::Shared(Arc::clone(memory), source.base)
         });
     }
-    let mut runs = Vec::with_capacity(write.parts.len());
+    let mut runs = Runs::new(hold, write.parts.len());
     for part in &write.parts {
         let source = write.sources.get(part.source as usize).ok_or(Reply::Outside)?;
-        let (_, region) = hold.get(part.target as usize).ok_or(Reply::Outside)?;
-        let fits = |offset: u64, all: u64| {
-            offset.checked_add(part.bytes).is_some_and(|end| end <= all)
-        };
-        if !fits(part.source_offset, source.bytes) || !fits(part.target_offset, region.bytes()) {
+        let end = part.source_offset.checked_add(part.bytes);
+        if end.is_none_or(|end| end > source.bytes) {
             return Err(Reply::Outside);
         }
-        let at = usize::try_from(part.target_offset).map_err(|_| Reply::Outside)?;
-        let bytes = usize::try_from(part.bytes).map_err(|_| Reply::Outside)?;
-        // SAFETY: inside the region, as was just checked.
-        let to = Target(unsafe { region.address().add(at) });
-        runs.push(Run { place: part.source, offset: part.source_offset, to, bytes });
+        let (from, to) = ((part.source, part.source_offset), (part.target as usize, part.target_offset));
+        runs.push(from, to, part.bytes).ok_or(Reply::Outside)?;
     }
     let Write { sequence, note, .. } = write;
-    Ok(Serve { sequence, places, runs, hold, note, gone: false })
+    Ok(Serve { sequence, places, runs, targets, note, gone: false })
 }

@@ -16,7 +16,8 @@ use crate::record::{self, Part, Source, Write};
 use crate::route::Route;
 use crate::segment::Segment;
 use crate::state::{Flight, Imported, Outgoing, Phase, Registered, State};
-use crate::work::{Read, Run, Target};
+use crate::sys::runs::Runs;
+use crate::work::Read;
 
 /// A batch's regions, each once.
 #[derive(Default)]
@@ -49,6 +50,10 @@ impl Shared {
         if segments.is_empty() && self.told_at_once(&mut state, peer, notify) {
             return Ok(Submit::Done { route: None });
         }
+        let reads = match mode {
+            Mode::Read if !segments.is_empty() => Some(runs(&state, &named, &places)?),
+            _ => None,
+        };
         let stop = Arc::new(AtomicBool::new(false));
         let flight = Flight {
             peer,
@@ -63,18 +68,16 @@ impl Shared {
         if let Some(known) = state.peers.get_mut(peer) {
             known.in_flight += 1;
         }
-        match (segments.is_empty(), mode) {
-            (true, _) => {
+        match reads {
+            None if segments.is_empty() => {
                 self.send(&mut state, peer, Outgoing::note(notify.unwrap_or_default(), id));
             }
-            (false, Mode::Write) => self.post_write(&mut state, id, peer, &named, places, notify),
-            (false, Mode::Read) => {
-                let runs = runs(&state, &named, &places);
-                let hold = regions(&state, &named.locals);
+            None => self.post_write(&mut state, id, peer, &named, places, notify),
+            Some(runs) => {
                 let Some(known) = state.peers.get_mut(peer) else { return Ok(Submit::Submitted) };
                 let (keys, after) = (named.keys, known.sequence);
                 let note = notify.map(Vec::from);
-                let read = Read { id, keys, runs, hold, note, after, stop };
+                let read = Read { id, keys, runs, note, after, stop };
                 let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
                 if bytes <= self.options.inline_bytes
                     && !known.reads.busy
@@ -264,23 +267,15 @@ fn regions(state: &State, locals: &[RegionId]) -> Vec<Region> {
         .collect()
 }
 
-/// A read's parts: from the remote regions to addresses of the local ones.
-fn runs(state: &State, named: &Named, parts: &[Part]) -> Vec<Run> {
-    let bases: Vec<_> = named
-        .locals
-        .iter()
-        .filter_map(|local| state.regions.get(*local))
-        .map(|registered| registered.region.address())
-        .collect();
-    parts
-        .iter()
-        .filter_map(|part| {
-            let at = usize::try_from(part.source_offset).ok()?;
-            let base = bases.get(part.source as usize)?;
-            // SAFETY: `name` has checked that the part lies in its region.
-            let to = Target(unsafe { base.add(at) });
-            let bytes = usize::try_from(part.bytes).ok()?;
-            Some(Run { place: part.target, offset: part.target_offset, to, bytes })
-        })
-        .collect()
+/// A read's parts: from the remote regions into the local ones.
+fn runs(state: &State, named: &Named, parts: &[Part]) -> Result<Runs> {
+    let mut runs = Runs::new(regions(state, &named.locals), parts.len());
+    for part in parts {
+        let (from, to) = ((part.target, part.target_offset), (part.source as usize, part.source_offset));
+        // `name` has checked it.
+        runs.push(from, to, part.bytes).ok_or_else(|| {
+            over("submit", "a segment is outside its local region", part.source_offset, part.bytes)
+        })?;
+    }
+    Ok(runs)
 }

@@ -175,8 +175,7 @@ fn with_mail(state: &State) -> Option<PeerId> {
 fn small(state: &State, limit: u64) -> Option<(PeerId, usize)> {
     state.runnable.iter().enumerate().find_map(|(at, (peer, lane))| {
         let serve = state.peers.get(*peer).filter(|_| *lane == Lanes::Serves)?.serves.jobs.front()?;
-        let bytes: usize = serve.runs.iter().map(|run| run.bytes).sum();
-        (bytes as u64 <= limit).then_some((*peer, at))
+        (serve.runs.bytes() <= limit).then_some((*peer, at))
     })
 }
 

@@ -3,7 +3,7 @@
 use std::ops::BitOr;
 
 use crate::state::Place;
-use crate::work::Run;
+use crate::sys::runs::Run;
 
 /// Which kinds of a side's memory bytes were copied from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ impl Route {
         let mut route = Self::default();
         for run in runs {
             route = route
-                | match places.get(run.place as usize) {
+                | match places.get(run.place() as usize) {
                     Some(Place::Shared(..)) => Self(Self::MAPPED),
                     Some(Place::Process(_)) => Self(Self::PROCESS_VM),
                     None => Self::default(),
@@ -61,10 +61,7 @@ impl BitOr for Route {
 
 #[cfg(test)]
 mod tests {
-    use std::ptr::NonNull;
-
     use super::*;
-    use crate::work::Target;
 
     #[test]
     fn words_of_peers_are_checked_and_names_are_joined() {
@@ -78,7 +75,7 @@ mod tests {
 
     #[test]
     fn only_places_that_are_copied_from_count() {
-        let run = |place| Run { place, offset: 0, to: Target(NonNull::dangling()), bytes: 1 };
+        let run = |place| Run::alone(place, 0, 8, 1);
         let places = [Place::Process(0), Place::Process(8)];
         assert_eq!(Route::of(&places, &[run(1)]), Route(Route::PROCESS_VM));
         assert_eq!(Route::of(&places, &[]), Route::default());

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use kvx_core::memory::{Backing, MemoryKind, Region};
+use kvx_core::memory::Region;
 use kvx_core::{Error, Result};
 
 use crate::error::{BACKEND, system};
@@ -158,6 +158,16 @@ impl SharedMemory {
         Region::new(Self::new(bytes)?)
     }
 
+    /// Where it is mapped, as long as the value lives.
+    pub(crate) fn mapping(&self) -> &Own {
+        &self.segment.own
+    }
+
+    /// Bytes that were asked for: no more than are mapped.
+    pub(crate) const fn size(&self) -> u64 {
+        self.bytes
+    }
+
     /// Which pages back it: `normal`, `transparent` (huge as far as the kernel finds some) or `huge`.
     #[must_use]
     pub fn pages(&self) -> &'static str {
@@ -166,22 +176,6 @@ impl SharedMemory {
             Pages::Transparent => "transparent",
             Pages::Huge => "huge",
         }
-    }
-}
-
-// SAFETY: the segment is mapped at one address as long as the value lives; it is host memory that is readable and writable
-// for this process; no reference to any byte of it is ever made.
-unsafe impl Backing for SharedMemory {
-    fn address(&self) -> NonNull<u8> {
-        self.segment.own.address()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn kind(&self) -> MemoryKind {
-        MemoryKind::Host
     }
 }
 
@@ -240,6 +234,8 @@ impl Drop for Segment {
 mod tests {
     use kvx_core::ErrorKind;
 
+    use kvx_core::memory::Backing as _;
+
     use super::*;
 
     #[test]
@@ -249,8 +245,7 @@ mod tests {
         let address = memory.address();
         let (segment, base) = Segment::around(address, 10_000).unwrap();
         assert_eq!(base, 0);
-        // SAFETY: inside the memory.
-        let inside = unsafe { address.add(5000) };
+        let inside = NonNull::new(address.as_ptr().wrapping_add(5000)).unwrap();
         let (again, base) = Segment::around(inside, 100).unwrap();
         assert_eq!((again.number, base), (segment.number, 5000));
         assert!(Segment::around(address, 1 << 20).is_none());

@@ -2,14 +2,12 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::{Arc, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kvx_core::Error;
 use kvx_core::backend::{Event, Outcome, Submit};
 use kvx_core::id::{PeerId, RegionId, TransferId};
-use kvx_core::memory::Region;
 
 use crate::engine::Shared;
 use crate::error::{down, refused};
@@ -18,7 +16,7 @@ use crate::link::Link;
 use crate::record::{self, Reply};
 use crate::route::Route;
 use crate::state::{Imported, Lanes, Outgoing, Phase, Place, State};
-use crate::sys::copy::copy;
+use crate::sys::runs::{Runs, ThroughKernel};
 use crate::sys::vm::Vectors;
 
 /// Bytes between two looks at whether to go on. Whoever ends a connection waits for no more than these.
@@ -27,33 +25,12 @@ pub(crate) const STRIDE: usize = 256 << 10;
 /// Bytes of one call to the kernel, at most about.
 pub(crate) const CALL: usize = 1 << 20;
 
-/// Part of a job: from a place of the peer's to this side's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
-    /// Index of the place.
-    pub(crate) place: u32,
-    pub(crate) offset: u64,
-    /// Valid for writes of `bytes` bytes as long as the job holds its regions.
-    pub(crate) to: Target,
-    pub(crate) bytes: usize,
-}
-
-/// Where bytes go: an address of this side's registered memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target(pub(crate) NonNull<u8>);
-
-// SAFETY: an address, into memory that its job holds and that any thread may write (`Backing`'s contract).
-unsafe impl Send for Target {}
-// SAFETY: as for Send.
-unsafe impl Sync for Target {}
-
 /// A read of this side's.
 pub(crate) struct Read {
     pub(crate) id: TransferId,
     pub(crate) keys: Vec<Arc<Imported>>,
-    pub(crate) runs: Vec<Run>,
-    /// The regions into which the runs go.
-    pub(crate) hold: Vec<Region>,
+    /// They hold the regions into which they go.
+    pub(crate) runs: Runs,
     pub(crate) note: Option<Vec<u8>>,
     /// The last write that was posted before it.
     pub(crate) after: u64,
@@ -64,9 +41,10 @@ pub(crate) struct Read {
 pub(crate) struct Serve {
     pub(crate) sequence: u64,
     pub(crate) places: Vec<Place>,
-    pub(crate) runs: Vec<Run>,
-    /// The regions into which the runs go.
-    pub(crate) hold: Vec<(RegionId, Region)>,
+    /// They hold the regions into which they go.
+    pub(crate) runs: Runs,
+    /// Of the regions.
+    pub(crate) targets: Vec<RegionId>,
     pub(crate) note: Option<Vec<u8>>,
     /// A region has been deregistered since the write came.
     pub(crate) gone: bool,
@@ -124,7 +102,7 @@ impl Job {
         }
     }
 
-    pub(crate) fn runs(&self) -> &[Run] {
+    pub(crate) fn runs(&self) -> &Runs {
         match self {
             Self::Read(read) => &read.runs,
             Self::Serve(serve) => &serve.runs,
@@ -182,8 +160,8 @@ impl Shared {
     /// Carries a read out on the calling thread. The lane must have been made busy for it.
     pub(crate) fn read_inline(&self, peer: PeerId, read: Read, link: &Link) -> Submit {
         let result = run_read(&read, link, &mut Scratch::default());
-        let Read { id, hold, note, stop, .. } = read;
-        drop(hold);
+        let Read { id, runs, note, stop, .. } = read;
+        drop(runs);
         let mut state = self.lock();
         let done = match result {
             Ok(route) if self.told_at_once(&mut state, peer, note.as_deref()) => {
@@ -243,16 +221,16 @@ impl Shared {
     pub(crate) fn complete(&self, peer: PeerId, job: Job, result: Result<Route, Halt>) {
         match job {
             Job::Read(read) => {
-                let Read { id, hold, note, stop, .. } = *read;
-                // Let go of before anybody is told.
-                drop(hold);
+                let Read { id, runs, note, stop, .. } = *read;
+                // Its regions are let go of before anybody is told.
+                drop(runs);
                 let mut state = self.lock();
                 self.has_read(&mut state, peer, id, result, note, &stop);
                 self.freed(&mut state, peer, Lanes::Reads);
             }
             Job::Serve(serve) => {
-                let Serve { sequence, hold, note, .. } = *serve;
-                drop(hold);
+                let Serve { sequence, runs, note, .. } = *serve;
+                drop(runs);
                 let mut state = self.lock();
                 self.has_served(&mut state, peer, sequence, result, note);
                 self.freed(&mut state, peer, Lanes::Serves);
@@ -353,7 +331,7 @@ fn take(state: &mut State, peer: PeerId, lane: Lanes) -> Option<(Job, Arc<Link>)
         Lanes::Serves => {
             let mut serve = known.serves.jobs.pop_front()?;
             // A region may have been deregistered since the write came.
-            if serve.hold.iter().any(|(region, _)| state.regions.get(*region).is_none()) {
+            if serve.targets.iter().any(|region| state.regions.get(*region).is_none()) {
                 serve.gone = true;
             }
             Job::Serve(Box::new(serve))
@@ -380,28 +358,25 @@ impl Read {
 }
 
 fn run_job(job: &Job, link: &Link, scratch: &mut Scratch) -> Result<Route, Halt> {
-    let places = job.places()?;
-    run(link, &places, whole(job.runs()), &|| job.is_stopped(link), scratch)?;
+    let (places, runs) = (job.places()?, job.runs());
+    run(link, &places, runs, runs.whole(), &|| job.is_stopped(link), scratch)?;
     job.verify(link)?;
-    Ok(Route::of(&places, job.runs()))
+    Ok(Route::of(&places, runs.list()))
 }
 
 fn run_read(read: &Read, link: &Link, scratch: &mut Scratch) -> Result<Route, Halt> {
-    let places = read.places()?;
-    run(link, &places, whole(&read.runs), &|| read.stop.load(Relaxed), scratch)?;
+    let (places, runs) = (read.places()?, &read.runs);
+    run(link, &places, runs, runs.whole(), &|| read.stop.load(Relaxed), scratch)?;
     read.verify(link)?;
-    Ok(Route::of(&places, &read.runs))
-}
-
-fn whole(runs: &[Run]) -> impl Iterator<Item = (&Run, Range<usize>)> {
-    runs.iter().map(|run| (run, 0..run.bytes))
+    Ok(Route::of(&places, runs.list()))
 }
 
 /// Copies these parts of runs, in strides, as long as the connection and `stop` allow it.
-pub(crate) fn run<'a>(
+pub(crate) fn run(
     link: &Link,
     places: &[Place],
-    parts: impl Iterator<Item = (&'a Run, Range<usize>)>,
+    runs: &Runs,
+    parts: impl Iterator<Item = (usize, Range<usize>)>,
     stop: &dyn Fn() -> bool,
     scratch: &mut Scratch,
 ) -> Result<(), Halt> {
@@ -411,10 +386,9 @@ pub(crate) fn run<'a>(
     let mut inside = link.enter().ok_or(Halt::Over)?;
     let mut left = STRIDE;
     let mut through_kernel = false;
-    let vectors = &mut scratch.vectors;
-    vectors.clear();
-    for (run, part) in parts {
-        assert!(part.end <= run.bytes);
+    let mut kernel = runs.through_kernel(&mut scratch.vectors);
+    for (index, part) in parts {
+        let run = &runs.list()[index];
         let Range { start: mut at, end } = part;
         while at < end {
             if left == 0 {
@@ -425,28 +399,21 @@ pub(crate) fn run<'a>(
                 inside = link.enter().ok_or(Halt::Over)?;
                 left = STRIDE;
             }
-            // SAFETY: `at` is less than the run has bytes.
-            let to = unsafe { run.to.0.add(at) };
-            let offset = run.offset + at as u64;
-            at += match &places[run.place as usize] {
+            let offset = run.offset() + at as u64;
+            at += match &places[run.place() as usize] {
                 Place::Shared(memory, base) => {
                     let bytes = (end - at).min(left);
                     let from = usize::try_from(base + offset).unwrap_or(usize::MAX);
-                    assert!(from.checked_add(bytes).is_some_and(|end| end <= memory.bytes()));
-                    // SAFETY: inside the mapping, as was just checked.
-                    let from = unsafe { memory.address().add(from) };
-                    // SAFETY: the source is inside a mapping that `places` keeps; the target is memory that the job holds,
-                    // with room for the run. They are different mappings, so they do not overlap.
-                    unsafe { copy(from, to, bytes) };
+                    runs.fill(index, at..at + bytes, memory, from);
                     left -= bytes;
                     bytes
                 }
                 Place::Process(address) => {
                     let bytes = (end - at).min(CALL);
                     through_kernel = true;
-                    vectors.push(address + offset, to, bytes);
-                    if vectors.is_full() || vectors.bytes() >= CALL {
-                        read_process(link, vectors)?;
+                    kernel.push(index, at..at + bytes, address + offset);
+                    if kernel.is_full() || kernel.bytes() >= CALL {
+                        read_process(link, &mut kernel)?;
                         left = 0;
                     }
                     bytes
@@ -454,24 +421,21 @@ pub(crate) fn run<'a>(
             };
         }
     }
-    read_process(link, vectors)?;
+    read_process(link, &mut kernel)?;
     drop(inside);
     // A process that is still there was there all the time, so the number did not come to name another one.
     if through_kernel && link.is_dead() { Err(Halt::Over) } else { Ok(()) }
 }
 
-fn read_process(link: &Link, vectors: &mut Vectors) -> Result<(), Halt> {
-    if vectors.bytes() == 0 {
+fn read_process(link: &Link, kernel: &mut ThroughKernel<'_>) -> Result<(), Halt> {
+    let expected = kernel.bytes();
+    if expected == 0 {
         return Ok(());
     }
     if let Reach::No(why) = &link.reach {
         return Err(Halt::NoAccess(why.clone()));
     }
-    // SAFETY: the local ranges are those of runs, in memory that the job holds and to which there are no references.
-    let result = unsafe { vectors.read(link.pid) };
-    let expected = vectors.bytes();
-    vectors.clear();
-    match result {
+    match kernel.read(link.pid) {
         Ok(count) if count == expected => Ok(()),
         // It stops at the first page that is not there.
         Ok(_) => Err(Halt::Kernel(libc::EFAULT)),

@@ -18,16 +18,16 @@ pub(crate) struct Vectors {
 unsafe impl Send for Vectors {}
 
 impl Vectors {
-    pub(crate) const fn bytes(&self) -> usize {
+    pub(super) const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub(crate) fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.local.len() == MOST || self.remote.len() == MOST
     }
 
     /// Adds a range. Neighbours become one range, on either side.
-    pub(crate) fn push(&mut self, remote: u64, local: NonNull<u8>, bytes: usize) {
+    pub(super) fn push(&mut self, remote: u64, local: NonNull<u8>, bytes: usize) {
         let remote = usize::try_from(remote).unwrap_or(usize::MAX);
         let remote = std::ptr::without_provenance_mut::<libc::c_void>(remote);
         extend(&mut self.remote, remote, bytes);
@@ -35,7 +35,7 @@ impl Vectors {
         self.bytes += bytes;
     }
 
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.local.clear();
         self.remote.clear();
         self.bytes = 0;
@@ -46,7 +46,7 @@ impl Vectors {
     /// # Safety
     ///
     /// The local ranges must be valid for writes, and no reference to them may exist.
-    pub(crate) unsafe fn read(&self, pid: i32) -> io::Result<usize> {
+    pub(super) unsafe fn read(&self, pid: i32) -> io::Result<usize> {
         let (local, remote) = (&self.local, &self.remote);
         // SAFETY: both lists are of the lengths given; the caller vouches for the local ranges, and the kernel checks the
         // remote ones.
