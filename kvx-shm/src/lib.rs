@@ -33,7 +33,7 @@ linux! {
     mod route;
     mod segment;
     mod state;
-    #[allow(unsafe_code, reason = "here is all of it")]
+    #[expect(unsafe_code, reason = "here is all of it")]
     mod sys;
     mod work;
 
