@@ -27,7 +27,7 @@ pub struct FetchFailure {
     /// of the request's blocks are not.
     pub blocks: std::collections::BTreeSet<(u16, u32)>,
     /// Whether something in them may still move: they must not be used again before the worker says so
-    /// ([`Worker::take_events`]).
+    /// ([`Worker::take_events`](super::Worker::take_events)).
     pub quarantined: bool,
 }
 
