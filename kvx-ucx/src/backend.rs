@@ -109,7 +109,7 @@ impl TransferBackend for UcxBackend {
         self.shared.look(|core| {
             let known = core.peer("peer_info", peer)?;
             Ok(match &known.way {
-                Some(Way { contact: Contact::Made(info), .. }) => info.clone(),
+                Some(Way { contact: Contact::Made(info, _), .. }) => info.clone(),
                 _ => PeerInfo::new(BACKEND),
             })
         })
@@ -140,7 +140,7 @@ impl TransferBackend for UcxBackend {
                 }
                 let way = core.peers.get(peer).and_then(|known| known.way.as_ref());
                 match way {
-                    Some(Way { contact: Contact::Made(_), .. }) => Poll::Ready(Ok(())),
+                    Some(Way { contact: Contact::Made(..), .. }) => Poll::Ready(Ok(())),
                     Some(_) => {
                         core.wakes(context.waker());
                         Poll::Pending

@@ -126,7 +126,8 @@ impl Options {
             Some((name.to_owned(), value.as_ref()?.0.join(",")))
         });
         let quiet = self.unless_said(&[KEEPALIVE]);
-        own.chain(quiet).chain(self.settings.iter().cloned()).collect()
+        let eager = (EAGER.0.to_owned(), EAGER.1.to_owned());
+        own.chain(quiet).chain(self.settings.iter().cloned()).chain([eager]).collect()
     }
 
     /// What UCX is told besides, if it takes it.
@@ -152,6 +153,10 @@ const PREFERRED: &[(&str, &str)] = &[("TCP_TX_SEG_SIZE", "64k")];
 /// not have yet, and crash (`ucp_ep_do_uct_ep_am_keepalive` with a null pointer).
 const KEEPALIVE: (&str, &str) = ("KEEPALIVE_INTERVAL", "inf");
 
+/// What is sent under a tag is waited for already, and goes at once: UCX must not ask the receiver for it, by messages of its own that
+/// end the process where the receiver is gone.
+const EAGER: (&str, &str) = ("RNDV_THRESH", "inf");
+
 fn setting(name: &str, value: &str) -> Result<(String, String)> {
     let plain = !name.is_empty()
         && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
@@ -159,6 +164,12 @@ fn setting(name: &str, value: &str) -> Result<(String, String)> {
         return Err(Error::config("options", format!("ucx.{name} is no name of a setting of UCX"))
             .with_backend(BACKEND)
             .with_remedy("write the name as in UCX's documentation, without UCX_: ucx.TCP_PORT_RANGE=..."));
+    }
+    if name == EAGER.0 {
+        return Err(Error::config("options", format!("ucx.{name} is set by kvx"))
+            .with_backend(BACKEND)
+            .with_context(EAGER.0, EAGER.1)
+            .with_remedy("leave it out"));
     }
     Ok((name.to_owned(), value.to_owned()))
 }
@@ -217,13 +228,13 @@ mod tests {
         let options = read("tls=sm+tcp,devices=eth0,window=3,ucx.TCP_PORT_RANGE=1000-2000").unwrap();
         let told: Vec<_> = options.told();
         let told: Vec<_> = told.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        let wanted = [("TLS", "sm,tcp"), ("NET_DEVICES", "eth0"), KEEPALIVE, ("TCP_PORT_RANGE", "1000-2000")];
+        let wanted = [("TLS", "sm,tcp"), ("NET_DEVICES", "eth0"), KEEPALIVE, ("TCP_PORT_RANGE", "1000-2000"), EAGER];
         assert_eq!(told, wanted);
-        let asked = [("KEEPALIVE_INTERVAL".to_owned(), "20s".to_owned())];
-        assert_eq!(read("ucx.KEEPALIVE_INTERVAL=20s").unwrap().told(), asked);
+        let asked = ("KEEPALIVE_INTERVAL".to_owned(), "20s".to_owned());
+        assert_eq!(read("ucx.KEEPALIVE_INTERVAL=20s").unwrap().told().first(), Some(&asked));
         assert_eq!(read("").unwrap().preferred().len(), PREFERRED.len());
         assert!(read("ucx.TCP_TX_SEG_SIZE=8k").unwrap().preferred().is_empty());
-        for wrong in ["tsl=tcp", "window=0", "window=x", "ucx.=1", "ucx.tls=tcp", "tls=", "piece_bytes=1", "connect_ms=0"] {
+        for wrong in ["tsl=tcp", "window=0", "window=x", "ucx.=1", "ucx.tls=tcp", "tls=", "piece_bytes=1", "connect_ms=0", "ucx.RNDV_THRESH=1m"] {
             let error = read(wrong).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{wrong}: {error}");
         }

@@ -20,8 +20,10 @@ use crate::door::Door;
 use crate::error::stale;
 use crate::flight::Flight;
 use crate::peer::{Peer, Phase};
+use crate::serve::Service;
 use crate::shared::Counters;
 use crate::sys::{Batch, Endpoint, Fact, Key, Library, Memory, Worker};
+use crate::tags::space;
 
 /// Who polls at least this often, this many times on end, is left to make progress alone.
 const POLL_GAP: Duration = Duration::from_micros(50);
@@ -36,9 +38,9 @@ pub(crate) struct Core {
     pub(crate) regions: Slots<RegionId, Arc<Memory>>,
     pub(crate) keys: Slots<RemoteRegionId, Imported>,
     pub(crate) peers: Slots<PeerId, Peer>,
-    /// Peers that are open, by incarnation, and by this side's word for the connection.
+    /// Peers that are open, by incarnation, and by the [space](crate::tags::space) of this side's word for the connection.
     pub(crate) open: HashMap<[u8; 16], PeerId>,
-    pub(crate) words: HashMap<u64, PeerId>,
+    pub(crate) words: HashMap<u32, PeerId>,
     /// What has not settled, by token.
     pub(crate) flights: HashMap<u64, Flight>,
     /// What has not settled, or whose settled event was not polled: whose it is, and its token until it settles.
@@ -62,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) lingering: HashMap<u64, (Endpoint, Batch)>,
     /// Messages that belong to no transfer, and whose they are.
     pub(crate) mail: Vec<(PeerId, Batch)>,
+    /// What is moved for peers that asked for it, by token.
+    pub(crate) services: HashMap<u64, Service>,
     next_token: u64,
     pub(crate) offered: bool,
     pub(crate) closed: bool,
@@ -141,6 +145,7 @@ impl Core {
             closing: HashMap::new(),
             lingering: HashMap::new(),
             mail: Vec::new(),
+            services: HashMap::new(),
             next_token: 0,
             offered: false,
             closed: false,
@@ -183,7 +188,26 @@ impl Core {
         let any = worker.progress() > 0;
         self.touched |= any;
         self.settle();
+        if any {
+            self.discard();
+        }
         any
+    }
+
+    /// Throws away what came for connections that are over, or for what nobody waits for any more.
+    fn discard(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        let (words, peers) = (&self.words, &self.peers);
+        worker.discard(|tag| {
+            let known = words.get(&space(tag)).and_then(|peer| peers.get(*peer));
+            known.is_some_and(|known| known.tags.may_be_announced(tag))
+        });
+    }
+
+    /// An open peer, by this side's word for the connection.
+    pub(crate) fn by_word(&self, word: u64) -> Option<PeerId> {
+        let peer = self.words.get(&space(word)).copied();
+        peer.filter(|peer| self.peers.get(*peer).is_some_and(|known| known.word == word))
     }
 
     /// Acts on what callbacks said, until they say no more.
@@ -216,6 +240,8 @@ impl Core {
             self.linger_no_more(token);
         } else if self.flights.contains_key(&token) {
             self.step(token);
+        } else if self.services.contains_key(&token) {
+            self.served(token);
         } else if let Some(peer) = self.ways.get(&token).copied() {
             self.contacted(peer);
         }

@@ -5,9 +5,10 @@ use kvx_core::id::{PeerId, TransferId};
 use kvx_core::transfer::Mode;
 
 use crate::core::Core;
-use crate::message::{Header, Kind};
+use crate::error::malformed;
+use crate::message::{Header, Kind, Refusal};
 use crate::peer::{Contact, Way, broke, by_itself};
-use crate::sys::{Batch, Part};
+use crate::sys::{Batch, Endpoint, Part};
 
 /// A transfer that has not settled.
 pub(crate) struct Flight {
@@ -18,6 +19,9 @@ pub(crate) struct Flight {
     pub(crate) parts: Vec<Part>,
     /// How many of them were posted.
     pub(crate) next: usize,
+    pub(crate) manner: Manner,
+    /// Lists that went ahead of its data, and were not answered.
+    pub(crate) offers: u32,
     /// A write's data was followed by a flush.
     pub(crate) flushed: bool,
     /// What the peer is to be told once all data is there; `None` also once it was told.
@@ -28,39 +32,66 @@ pub(crate) struct Flight {
     pub(crate) stop: Option<Stop>,
 }
 
+/// How its data is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// What its connection can do is not known yet.
+    Unknown,
+    /// By UCX's reads and writes.
+    Direct,
+    /// By what the [peer sends, or waits for](crate::ask), under tags.
+    Asked,
+}
+
 /// Why nothing more of it is posted.
 #[derive(Clone, Debug)]
 pub(crate) enum Stop {
     Cancelled,
+    Refused(Refusal),
     /// The connection broke: why, and the code.
     Failed(String, Option<i64>),
+}
+
+impl Flight {
+    /// Whether more of it is posted where there is room.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.stop.is_none() && self.batch.failure().is_none()
+    }
+
+    fn post(&mut self, endpoint: &Endpoint, window: u32) {
+        while self.goes_on()
+            && endpoint.load() < window
+            && let Some(part) = self.parts.get(self.next)
+        {
+            self.batch.transfer(endpoint, self.mode, part);
+            self.next += 1;
+        }
+    }
 }
 
 impl Core {
     /// Posts what there is room for to a peer.
     pub(crate) fn pump(&mut self, peer: PeerId) {
-        while let Some(known) = self.peers.get_mut(peer)
+        while let (Some(known), Some(worker)) = (self.peers.get_mut(peer), &self.worker)
             && let (Some(way), Some(token)) = (&known.way, known.queue.front().copied())
         {
             // What the connection uses is known once there is one, and may be refused.
-            if matches!(way.contact, Contact::Trying(..)) {
-                return;
-            }
+            let Contact::Made(_, reach) = way.contact else { return };
             let Some(flight) = self.flights.get_mut(&token) else {
                 known.queue.pop_front();
                 continue;
             };
-            while flight.stop.is_none()
-                && flight.batch.failure().is_none()
-                && way.endpoint.load() < self.options.window
-                && let Some(part) = flight.parts.get(flight.next)
-            {
-                flight.batch.transfer(&way.endpoint, flight.mode, part);
-                flight.next += 1;
-                self.touched = true;
+            if flight.manner == Manner::Unknown {
+                flight.decide(reach);
             }
-            let posted = flight.next == flight.parts.len();
-            if !posted && flight.stop.is_none() && flight.batch.failure().is_none() {
+            let before = flight.next;
+            if flight.manner == Manner::Asked {
+                known.ask(token, flight, worker, self.options.window, &mut self.counters);
+            } else {
+                flight.post(&way.endpoint, self.options.window);
+            }
+            self.touched |= flight.next != before;
+            if flight.goes_on() && flight.next < flight.parts.len() {
                 return;
             }
             known.queue.pop_front();
@@ -71,8 +102,16 @@ impl Core {
 
     /// Takes a transfer as far as it comes.
     pub(crate) fn step(&mut self, token: u64) {
-        let Some(outcome) = self.advance(token) else { return };
-        self.settled(token, outcome);
+        if let Some(outcome) = self.advance(token) {
+            self.settled(token, outcome);
+        } else if let Some(flight) = self.flights.get(&token)
+            && flight.manner == Manner::Asked
+            && let Some(status) = flight.batch.failure()
+        {
+            // What the peer has of it will never be as was said, and the rest of it may never end.
+            let (peer, error) = (flight.peer, by_itself(self, status));
+            self.end(peer, Some(error));
+        }
     }
 
     /// How it ended, once it has.
@@ -86,20 +125,21 @@ impl Core {
             && !failing
             && !flight.flushed
             && flight.mode == Mode::Write
+            && flight.manner == Manner::Direct
             && !flight.parts.is_empty()
             && let Some(Way { endpoint, .. }) = way
         {
             flight.flushed = true;
             flight.batch.flush(endpoint);
         }
-        if flight.batch.is_pending() {
+        if flight.batch.is_pending() || flight.offers > 0 {
             return None;
         }
         let failure = flight.batch.failure();
         if let (Some(Stop::Cancelled), None) = (&flight.stop, failure)
             && posted
             && flight.note.is_none()
-            && (flight.flushed || flight.mode == Mode::Read)
+            && (flight.flushed || flight.mode == Mode::Read || flight.manner == Manner::Asked)
             && !flight.told
         {
             return Some(Outcome::done());
@@ -107,6 +147,7 @@ impl Core {
         if let Some(stop) = &flight.stop {
             return Some(match stop {
                 Stop::Cancelled => Outcome::Cancelled,
+                Stop::Refused(refusal) => Outcome::Failed(malformed("transfer", refusal.words())),
                 Stop::Failed(reason, native) => Outcome::Failed(broke(reason, *native)),
             });
         }
@@ -123,7 +164,7 @@ impl Core {
                 flight.note = Some(note);
                 return None;
             };
-            self.counters.count(note.len(), note.len());
+            self.counters.count(Kind::Note, note.len());
             flight.told = true;
             self.touched = true;
             let header = Header { kind: Kind::Note, word, from, number: token };

@@ -13,9 +13,10 @@ use crate::core::Core;
 use crate::error::{BACKEND, closed, down, malformed};
 use crate::peer::Peer;
 use crate::shared::random;
+use crate::tags::space;
 
 /// Of the messages of the handshake, of keys, and of those between two backends.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Most bytes of a worker's address. A host with dozens of devices has some thousands.
 const MOST_ADDRESS: usize = 15 << 10;
@@ -143,12 +144,17 @@ impl Core {
                 .with_remedy("poll, so that those that are over are forgotten, or sever some"));
         }
         let address = Arc::from(letter.address.as_slice());
+        // No two connections have tags in common.
+        let mut fresh = fresh;
+        while self.words.contains_key(&space(fresh)) {
+            fresh = fresh.wrapping_add(1 << 32);
+        }
         let known = Peer::new(incarnation, address, letter.library.clone(), fresh);
         let peer = self.peers.insert(known).ok_or_else(|| {
             Error::new(ErrorKind::Resources, operation, "as many peers as can be named").with_backend(BACKEND)
         })?;
         self.open.insert(incarnation, peer);
-        self.words.insert(fresh, peer);
+        self.words.insert(space(fresh), peer);
         Ok(peer)
     }
 
@@ -216,7 +222,7 @@ impl Handshake for UcxBackend {
         let letter = self.read("finish", completion)?;
         let Step::Completion { word: theirs, echo, .. } = letter.step else { return Err(another_step("finish")) };
         self.shared.with(|core| {
-            let known = core.words.get(&echo).copied().filter(|peer| {
+            let known = core.by_word(echo).filter(|peer| {
                 core.peers.get(*peer).is_some_and(|peer| peer.incarnation == *letter.from.as_bytes())
             });
             let peer = known.ok_or_else(|| down("finish", "the connection that it completes is over"))?;

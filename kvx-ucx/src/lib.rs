@@ -9,6 +9,7 @@ macro_rules! linux {
 }
 
 linux! {
+    mod ask;
     mod backend;
     mod config;
     mod core;
@@ -25,8 +26,10 @@ linux! {
     mod post;
     mod probe;
     mod progress;
+    mod serve;
     mod shared;
     mod sys;
+    mod tags;
 
     pub use backend::UcxBackend;
     pub use config::{Names, Options};

@@ -78,7 +78,7 @@ impl Raw {
             Endpoint::new(&mut self.worker, address, 1).map_err(|status| transfer(library, status))?;
         for RawKey { address, bytes, packed } in keys {
             let packed = std::iter::once(packed.as_slice());
-            let key = Key::new(&endpoint, *address, *bytes, u64::MAX, packed);
+            let key = Key::new(&endpoint, (0, 0), (*address, *bytes, u64::MAX), packed);
             self.keys.push(Arc::new(key.map_err(|status| transfer(library, status))?));
         }
         self.endpoint = Some(endpoint);
@@ -101,7 +101,7 @@ impl Raw {
             Error::misuse("limit", "the loop is not connected").with_backend(BACKEND)
         })?;
         let (memory, keys) = (self.memory.clone(), self.keys.clone());
-        let mut batch = Batch::new(&self.worker, endpoint, 2, memory, keys);
+        let mut batch = Batch::new(&self.worker, &endpoint.load, 2, memory, keys);
         for segment in segments {
             while endpoint.load() >= window {
                 self.worker.progress();

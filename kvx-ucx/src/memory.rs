@@ -24,6 +24,8 @@ const MOST_KEY: usize = 2048;
 struct Blob {
     fabric: wire::Text<16>,
     owner: Incarnation,
+    /// The owner's number for the region: slot and generation.
+    region: (u32, u32),
     address: u64,
     bytes: u64,
     /// Bytes of each piece but the last.
@@ -120,6 +122,7 @@ impl MemoryRegistry for UcxBackend {
         let blob = Blob {
             fabric: wire::Text::new(FABRIC)?,
             owner: Incarnation::from_bytes(self.shared.incarnation),
+            region: (region.slot(), region.generation()),
             address: packed.address,
             bytes: packed.bytes,
             stride: packed.stride,
@@ -152,7 +155,8 @@ impl MemoryRegistry for UcxBackend {
             let way = core.peers.get(peer).and_then(|known| known.way.as_ref());
             let way = way.ok_or_else(|| down("import_key", "the connection is over"))?;
             let keys = blob.keys.iter().map(|key| key.0.as_slice());
-            let key = Key::new(&way.endpoint, blob.address, blob.bytes, blob.stride, keys);
+            let place = (blob.address, blob.bytes, blob.stride);
+            let key = Key::new(&way.endpoint, blob.region, place, keys);
             let key = key.map_err(|status| {
                 let error = malformed("import_key", "UCX does not take the key")
                     .with_native(status.0.into())

@@ -4,7 +4,7 @@
 //! or it is found dead; *down* once nothing of it is in flight and the event is queued; gone when that event is polled. Its
 //! incarnation is free for another connection as soon as it is not open.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,10 +16,12 @@ use kvx_core::{Error, Result};
 use crate::core::Core;
 use crate::error::{BACKEND, again, down, failed, transfer};
 use crate::flight::Stop;
-use crate::lanes::Lanes;
-use crate::message::{Header, Kind, MOST_NUMBERS, numbers, read_numbers};
+use crate::lanes::{Lanes, Reach};
+use crate::ask::Offer;
+use crate::message::{Header, Kind, MOST_NUMBERS, Range, Refusal, numbers, read_numbers};
 use crate::probe::{IN_FLIGHT, NOTES};
 use crate::sys::{Batch, Endpoint, HEADER, Library, Status};
+use crate::tags::{Tags, space};
 
 pub(crate) struct Peer {
     pub(crate) incarnation: [u8; 16],
@@ -48,6 +50,13 @@ pub(crate) struct Peer {
     pub(crate) owed: Vec<u64>,
     pub(crate) withheld: VecDeque<u64>,
     pub(crate) keys: BTreeSet<RemoteRegionId>,
+    pub(crate) tags: Tags,
+    /// Lists that went ahead of a write's data, and were not answered: by their first tag. And how many ranges they have.
+    pub(crate) offers: HashMap<u64, Offer>,
+    pub(crate) offered: u32,
+    /// Lists of the peer's that came before there was a connection, and how many ranges they have.
+    pub(crate) early: Vec<(Kind, std::ops::Range<u64>, Vec<Range>)>,
+    pub(crate) early_ranges: u32,
 }
 
 /// An endpoint, and how far it has come.
@@ -60,8 +69,8 @@ pub(crate) struct Way {
 pub(crate) enum Contact {
     /// Its first message was not sent.
     Trying(Batch, Instant),
-    /// What it uses.
-    Made(PeerInfo),
+    /// What it uses, and what of the peer's memory UCX reaches by itself.
+    Made(PeerInfo, Reach),
     /// UCX has given it up.
     Broken,
 }
@@ -92,6 +101,11 @@ impl Peer {
             owed: Vec::new(),
             withheld: VecDeque::new(),
             keys: BTreeSet::new(),
+            tags: Tags::default(),
+            offers: HashMap::new(),
+            offered: 0,
+            early: Vec::new(),
+            early_ranges: 0,
         }
     }
 
@@ -124,13 +138,13 @@ impl Core {
                 .with_remedy("compare tls and devices of both sides (kvx backends)");
             of_versions(error, self.library, known)
         })?;
-        let mut batch = Batch::new(worker, &endpoint, token, Vec::new(), Vec::new());
+        let mut batch = Batch::new(worker, &endpoint.load, token, Vec::new(), Vec::new());
         // Not a flush: until there is a connection none is given to UCX. 1.20 was seen to use one after it was freed, when the
         // connection ended in the moment in which it came about.
         let (word, from) = (known.their_word.unwrap_or(0), known.word);
         let header = Header { kind: Kind::Hello, word, from, number: 0 };
         batch.send(&endpoint, header.encode(), Vec::new());
-        self.counters.count(0, 0);
+        self.counters.count(Kind::Hello, 0);
         let over = !batch.is_pending();
         let contact = Contact::Trying(batch, Instant::now());
         known.way = Some(Way { endpoint, token, contact });
@@ -154,7 +168,7 @@ impl Core {
             return self.broken(peer, "it cannot be reached", status);
         }
         let lanes = Lanes::of(&way.endpoint.lanes());
-        way.contact = Contact::Made(lanes.info());
+        way.contact = Contact::Made(lanes.info(), lanes.reach());
         self.trying.remove(&peer);
         self.stirred = true;
         tracing::debug!(target: "kvx_ucx", "peer {peer} is reached by {lanes}");
@@ -166,7 +180,10 @@ impl Core {
                 .with_context("chosen", &lanes)
                 .with_remedy("allow it with require, or see why UCX does not choose the other: UCX_LOG_LEVEL=info");
             self.end(peer, Some(error));
-        } else if !known_queue_is_empty(self, peer) {
+            return;
+        }
+        self.serve_early(peer);
+        if !known_queue_is_empty(self, peer) {
             self.waiting.insert(peer);
         }
     }
@@ -235,7 +252,7 @@ impl Core {
     pub(crate) fn end(&mut self, peer: PeerId, error: Option<Error>) {
         let Some(known) = self.peers.get_mut(peer).filter(|known| known.is_open()) else { return };
         self.open.remove(&known.incarnation);
-        self.words.remove(&known.word);
+        self.words.remove(&space(known.word));
         self.waiting.remove(&peer);
         self.owing.remove(&peer);
         self.trying.remove(&peer);
@@ -243,6 +260,8 @@ impl Core {
         known.queue.clear();
         known.owed.clear();
         known.withheld.clear();
+        known.early.clear();
+        known.offers.clear();
         let stop = error.as_ref().map_or(Stop::Cancelled, |error| {
             Stop::Failed(error.message().to_owned(), error.native())
         });
@@ -271,9 +290,13 @@ impl Core {
         for token in known.flights.iter().copied().collect::<Vec<_>>() {
             if let Some(flight) = self.flights.get_mut(&token) {
                 flight.stop.get_or_insert_with(|| stop.clone());
+                // Whatever still comes is written nowhere.
+                flight.offers = 0;
+                self.worker.iter().for_each(|worker| flight.batch.abandon(worker, 0..u64::MAX));
             }
             self.step(token);
         }
+        self.serve_no_more(peer);
         self.quiet(peer);
         self.stirred = true;
     }
@@ -281,18 +304,18 @@ impl Core {
     /// Tells a peer that the connection is over, if that needs no waiting.
     fn farewell(&mut self, peer: PeerId) {
         let Some(known) = self.peers.get(peer) else { return };
-        let Some(Way { contact: Contact::Made(_), .. }) = known.way else { return };
-        self.send(peer, Kind::Bye, Vec::new());
+        let Some(Way { contact: Contact::Made(..), .. }) = known.way else { return };
+        self.send(peer, Kind::Bye, 0, Vec::new());
     }
 
     /// Sends a message that belongs to no transfer.
-    fn send(&mut self, peer: PeerId, kind: Kind, payload: Vec<u8>) {
+    pub(crate) fn send(&mut self, peer: PeerId, kind: Kind, number: u64, payload: Vec<u8>) {
         let Some(known) = self.peers.get(peer) else { return };
         let Some(word) = known.their_word else { return };
-        let header = Header { kind, word, from: known.word, number: 0 };
+        let header = Header { kind, word, from: known.word, number };
         let (Some(way), Some(worker)) = (&known.way, &self.worker) else { return };
-        let mut batch = Batch::new(worker, &way.endpoint, 0, Vec::new(), Vec::new());
-        self.counters.count(payload.len(), 0);
+        let mut batch = Batch::new(worker, &way.endpoint.load, 0, Vec::new(), Vec::new());
+        self.counters.count(kind, payload.len());
         batch.send(&way.endpoint, header.encode(), payload);
         self.touched = true;
         self.mail.push((peer, batch));
@@ -302,7 +325,7 @@ impl Core {
     pub(crate) fn hear(&mut self, header: &[u8; HEADER], payload: Vec<u8>) {
         let Some(header) = Header::decode(header) else { return };
         // Of a connection that is over, or of a stranger.
-        let Some(peer) = self.words.get(&header.word).copied() else { return };
+        let Some(peer) = self.by_word(header.word) else { return };
         if let Some(known) = self.peers.get_mut(peer) {
             known.their_word.get_or_insert(header.from);
         }
@@ -317,6 +340,9 @@ impl Core {
                 }
             }
             Kind::Hello => {}
+            Kind::Ask | Kind::Offer => self.listed(peer, header.kind, header.number, &payload),
+            Kind::Landed => self.answered(peer, header.number, None),
+            Kind::Refused => self.answered(peer, header.number, Some(Refusal::decode(&payload))),
             Kind::Bye => self.end(peer, Some(down("connection", "the peer ended the connection"))),
         }
     }
@@ -365,7 +391,7 @@ impl Core {
         let count = known.owed.len().min(MOST_NUMBERS);
         let taken: Vec<u64> = known.owed.drain(..count).collect();
         if !taken.is_empty() {
-            self.send(peer, Kind::Taken, numbers(&taken));
+            self.send(peer, Kind::Taken, 0, numbers(&taken));
         }
     }
 }

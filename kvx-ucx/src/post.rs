@@ -10,7 +10,7 @@ use kvx_core::transfer::{Mode, PostedSegment};
 
 use crate::core::Core;
 use crate::error::{closed, down, misuse, over, stale};
-use crate::flight::{Flight, Stop};
+use crate::flight::{Flight, Manner, Stop};
 use crate::probe::{BATCH, IN_FLIGHT, NOTIFICATION};
 use crate::sys::{Batch, Key, Memory, Part};
 
@@ -59,7 +59,7 @@ impl Core {
         let Some(way) = &known.way else {
             return Err(down("submit", "the connection is over").with_context("peer", peer));
         };
-        let batch = Batch::new(worker, &way.endpoint, token, named.memory, named.keys);
+        let batch = Batch::new(worker, &way.endpoint.load, token, named.memory, named.keys);
         let flight = Flight {
             id,
             peer,
@@ -67,6 +67,8 @@ impl Core {
             batch,
             parts: named.parts,
             next: 0,
+            manner: Manner::Unknown,
+            offers: 0,
             flushed: false,
             note: notify.map(Vec::from),
             told: false,

@@ -138,7 +138,10 @@ impl Shared {
 impl Core {
     /// Whether nothing is left to be waited for.
     fn is_quiet(&self) -> bool {
-        self.flights.is_empty() && self.closing.is_empty() && self.lingering.is_empty()
+        self.flights.is_empty()
+            && self.services.is_empty()
+            && self.closing.is_empty()
+            && self.lingering.is_empty()
     }
 
     /// How long UCX must have had nothing to do before its worker is ended.
@@ -158,6 +161,7 @@ impl Core {
         self.door.shut(self.worker.as_ref().map(Worker::descriptor));
         // Batches first, which hold keys; then the keys; then what they were made from.
         self.mail.clear();
+        self.services.clear();
         self.keys.drain();
         self.closing.clear();
         self.spoiled |= !self.lingering.is_empty();

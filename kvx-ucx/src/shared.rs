@@ -15,6 +15,7 @@ use crate::config::Options;
 use crate::core::{Attention, Core};
 use crate::door::Door;
 use crate::error::{BACKEND, missing, refused, system};
+use crate::message::Kind;
 use crate::probe::capabilities;
 use crate::sys::{Context, Failure, Library, Worker, before_destructors, load};
 
@@ -47,15 +48,22 @@ pub struct Counters {
     pub messages: u64,
     /// Bytes in them beside their headers.
     pub message_bytes: u64,
-    /// Of these, bytes of notifications. The rest acknowledges some: none is data of a transfer.
+    /// Of these, bytes of notifications.
     pub notification_bytes: u64,
+    /// Of these, bytes of lists of ranges, and of what answers them. The rest acknowledges notifications: none is data of a
+    /// transfer.
+    pub list_bytes: u64,
 }
 
 impl Counters {
-    pub(crate) const fn count(&mut self, bytes: usize, notification: usize) {
+    pub(crate) const fn count(&mut self, kind: Kind, bytes: usize) {
         self.messages += 1;
         self.message_bytes += bytes as u64;
-        self.notification_bytes += notification as u64;
+        match kind {
+            Kind::Note => self.notification_bytes += bytes as u64,
+            Kind::Ask | Kind::Offer | Kind::Landed | Kind::Refused => self.list_bytes += bytes as u64,
+            Kind::Taken | Kind::Hello | Kind::Bye => {}
+        }
     }
 }
 

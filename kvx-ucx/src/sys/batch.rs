@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 use kvx_core::transfer::Mode;
 
 use super::bindings::types as ucx;
+use super::catch::Catch;
 use super::endpoint::Endpoint;
 use super::inbox::{Fact, HEADER, Inbox};
 use super::key::Key;
@@ -21,26 +22,31 @@ pub(crate) struct Batch {
     tally: Arc<Tally>,
     memory: Vec<Arc<Memory>>,
     keys: Vec<Arc<Key>>,
-    /// A message: its header, and what follows it.
-    message: Option<Box<Letter>>,
+    /// Messages: their headers, and what follows them.
+    letters: Vec<Letter>,
+    /// What is to come under tags, in their order.
+    catches: Vec<Arc<Catch>>,
 }
 
 #[derive(Debug)]
 struct Letter {
-    header: [u8; HEADER],
+    /// Where it is when the list of letters grows.
+    header: Box<[u8; HEADER]>,
     payload: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Tally {
-    library: &'static Library,
+pub(super) struct Tally {
+    pub(super) library: &'static Library,
     inbox: Arc<Inbox>,
     token: u64,
     /// Operations that UCX has.
     pending: AtomicU32,
+    /// Of these, those for which nobody waits.
+    abandoned: AtomicU32,
     /// The first failure, or 0.
     status: AtomicI32,
-    /// Those of the endpoint.
+    /// Those of all batches that are counted together.
     load: Arc<AtomicU32>,
 }
 
@@ -55,10 +61,10 @@ pub(crate) struct Part {
 }
 
 impl Batch {
-    /// No operation yet. `token` names it in facts.
+    /// No operation yet. `token` names it in facts; `load` counts its operations with those of other batches.
     pub(crate) fn new(
         worker: &Worker,
-        endpoint: &Endpoint,
+        load: &Arc<AtomicU32>,
         token: u64,
         memory: Vec<Arc<Memory>>,
         keys: Vec<Arc<Key>>,
@@ -68,15 +74,16 @@ impl Batch {
             inbox: Arc::clone(&worker.inbox),
             token,
             pending: AtomicU32::new(0),
+            abandoned: AtomicU32::new(0),
             status: AtomicI32::new(0),
-            load: Arc::clone(&endpoint.load),
+            load: Arc::clone(load),
         };
-        Self { tally: Arc::new(tally), memory, keys, message: None }
+        Self { tally: Arc::new(tally), memory, keys, letters: Vec::new(), catches: Vec::new() }
     }
 
-    /// Whether UCX has operations of it.
+    /// Whether UCX has operations of it that are waited for.
     pub(crate) fn is_pending(&self) -> bool {
-        self.tally.pending.load(Relaxed) > 0
+        self.tally.pending.load(Relaxed) > self.tally.abandoned.load(Relaxed)
     }
 
     /// The first failure.
@@ -93,8 +100,24 @@ impl Batch {
         if !self.is_pending() {
             self.memory.clear();
             self.keys.clear();
-            self.message = None;
+            self.letters.clear();
+            self.catches.clear();
         }
+    }
+
+    /// Whether all of it is the host's memory, on both sides.
+    pub(crate) fn is_of_host(&self) -> bool {
+        self.memory.iter().all(|memory| memory.is_of_host()) && self.keys.iter().all(|key| key.is_of_host())
+    }
+
+    /// The peer's memory domains by which all of its memory here can be reached, a bit each.
+    pub(crate) fn domains(&self) -> u64 {
+        self.keys.iter().fold(u64::MAX, |all, key| all & key.domains())
+    }
+
+    /// The number by which the peer knows the region of a key.
+    pub(crate) fn region(&self, key: u32) -> Option<(u32, u32)> {
+        self.keys.get(key as usize).map(|key| key.region)
     }
 
     fn params(&self) -> ucx::ucp_request_param_t {
@@ -110,15 +133,9 @@ impl Batch {
     /// Calls what begins an operation, and counts it.
     fn begin(&self, call: impl FnOnce(&Library) -> *mut c_void) {
         let tally = &*self.tally;
-        // Counted before: a callback may come within the call.
-        tally.pending.fetch_add(1, Relaxed);
-        tally.load.fetch_add(1, Relaxed);
+        tally.begins();
         if let Begun::Over(result) = Begun::of(call(tally.library)) {
-            tally.load.fetch_sub(1, Relaxed);
-            tally.pending.fetch_sub(1, Relaxed);
-            if let Err(status) = result {
-                tally.fail(status);
-            }
+            tally.is_over(result);
         }
     }
 
@@ -173,11 +190,60 @@ impl Batch {
         self.begin(|library| unsafe { library.ucp.ucp_ep_flush_nbx(endpoint.handle, &raw const params) });
     }
 
-    /// Sends a message. One per batch.
+    /// Sends a range of memory under a tag. It must not leave its piece.
+    pub(crate) fn dispatch(&mut self, endpoint: &Endpoint, tag: u64, memory: u32, offset: u64, bytes: u64) {
+        let place = || {
+            let memory = self.memory.get(memory as usize)?;
+            Some((memory.kind, memory.place(offset, bytes)?, usize::try_from(bytes).ok()?))
+        };
+        let Some((kind, place, bytes)) = place() else {
+            self.tally.fail(Status::OUT_OF_RANGE);
+            return;
+        };
+        let mut params = self.params();
+        params.op_attr_mask |= ucx::UCP_OP_ATTR_FIELD_MEMH | ucx::UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+        params.memh = place.handle;
+        params.memory_type = kind;
+        // SAFETY: the range lies in registered memory, which is held until the callback, and longer if it never comes.
+        self.begin(|library| unsafe {
+            library.ucp.ucp_tag_send_nbx(endpoint.handle, place.address, bytes, tag, &raw const params)
+        });
+    }
+
+    /// Waits for what comes under a tag, which must be so many bytes, for a range of the host's memory. It must not leave its piece.
+    pub(crate) fn catch(&mut self, worker: &Worker, tag: u64, memory: u32, offset: u64, bytes: u64) {
+        let place = || {
+            let memory = self.memory.get(memory as usize)?;
+            let place = memory.place(offset, bytes)?;
+            (memory.kind == ucx::UCS_MEMORY_TYPE_HOST).then_some((place, usize::try_from(bytes).ok()?))
+        };
+        let Some((place, bytes)) = place() else {
+            self.tally.fail(Status::OUT_OF_RANGE);
+            return;
+        };
+        let catch = Catch::new(&self.tally, tag, place.address, bytes);
+        catch.post(self.tally.library, worker.handle, worker.shape.datatype);
+        self.catches.push(catch);
+    }
+
+    /// Whether what comes under a tag is of it.
+    pub(crate) fn awaits(&self, tag: u64) -> bool {
+        self.catches.iter().any(|catch| catch.tag == tag)
+    }
+
+    /// Waits no more for what was to come under these tags. Nothing of it is written any more.
+    pub(crate) fn abandon(&mut self, worker: &Worker, tags: std::ops::Range<u64>) {
+        for catch in self.catches.iter().filter(|catch| tags.contains(&catch.tag)) {
+            catch.abandon(self.tally.library, worker.handle);
+        }
+    }
+
+    /// Sends a message.
     pub(crate) fn send(&mut self, endpoint: &Endpoint, header: [u8; HEADER], payload: Vec<u8>) {
-        let letter = self.message.insert(Box::new(Letter { header, payload }));
+        let letter = Letter { header: Box::new(header), payload };
         let (header, payload) = (letter.header.as_ptr(), letter.payload.as_ptr());
         let bytes = letter.payload.len();
+        self.letters.push(letter);
         let mut params = self.params();
         params.op_attr_mask |= ucx::UCP_OP_ATTR_FIELD_FLAGS;
         params.flags = ucx::UCP_AM_SEND_FLAG_EAGER;
@@ -201,6 +267,45 @@ impl Tally {
         // The first is kept.
         let _ = self.status.compare_exchange(0, i32::from(status.0), Relaxed, Relaxed);
     }
+
+    /// An operation is about to begin: a callback may come within the call.
+    pub(super) fn begins(&self) {
+        self.pending.fetch_add(1, Relaxed);
+        self.load.fetch_add(1, Relaxed);
+    }
+
+    /// One was over within the call that began it.
+    pub(super) fn is_over(&self, result: Result<(), Status>) {
+        self.load.fetch_sub(1, Relaxed);
+        self.pending.fetch_sub(1, Relaxed);
+        if let Err(status) = result {
+            self.fail(status);
+        }
+    }
+
+    /// One has ended, as a callback says.
+    pub(super) fn ends(&self, result: Result<(), Status>) {
+        if let Err(status) = result {
+            self.fail(status);
+        }
+        self.load.fetch_sub(1, Relaxed);
+        let left = self.pending.fetch_sub(1, Relaxed) - 1;
+        if left == self.abandoned.load(Relaxed) {
+            self.inbox.push(Fact::Over(self.token));
+        }
+    }
+
+    /// Nobody waits for one of them any more.
+    pub(super) fn abandons(&self) {
+        self.abandoned.fetch_add(1, Relaxed);
+        self.load.fetch_sub(1, Relaxed);
+    }
+
+    /// One for which nobody waited has ended.
+    pub(super) fn ends_abandoned(&self) {
+        self.abandoned.fetch_sub(1, Relaxed);
+        self.pending.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Drop for Batch {
@@ -209,7 +314,7 @@ impl Drop for Batch {
             std::mem::forget(Arc::clone(&self.tally));
             std::mem::forget(std::mem::take(&mut self.memory));
             std::mem::forget(std::mem::take(&mut self.keys));
-            std::mem::forget(self.message.take());
+            std::mem::forget(std::mem::take(&mut self.letters));
         }
     }
 }
@@ -218,13 +323,7 @@ impl Drop for Batch {
 unsafe extern "C" fn done(request: *mut c_void, status: ucx::ucs_status_t, tally: *mut c_void) {
     // SAFETY: it is what the operation was posted with: its batch keeps it, or leaks it.
     let tally = unsafe { &*tally.cast::<Tally>() };
-    if status < 0 {
-        tally.fail(Status(status));
-    }
     // SAFETY: the request is this callback's, and is not used after it.
     unsafe { tally.library.ucp.ucp_request_free(request) };
-    tally.load.fetch_sub(1, Relaxed);
-    if tally.pending.fetch_sub(1, Relaxed) == 1 {
-        tally.inbox.push(Fact::Over(tally.token));
-    }
+    tally.ends(Status::check(status));
 }

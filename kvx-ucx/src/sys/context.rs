@@ -11,7 +11,7 @@ use super::log;
 
 /// What is asked of UCX. Not atomic operations: there are cards that refuse to register memory for them (known failure 87:
 /// mori#497), and UCX registers it for what is asked only.
-const FEATURES: u32 = ucx::UCP_FEATURE_RMA | ucx::UCP_FEATURE_AM | ucx::UCP_FEATURE_WAKEUP;
+const FEATURES: u32 = ucx::UCP_FEATURE_RMA | ucx::UCP_FEATURE_TAG | ucx::UCP_FEATURE_AM | ucx::UCP_FEATURE_WAKEUP;
 
 /// A context that several threads may use.
 pub(crate) struct Context {

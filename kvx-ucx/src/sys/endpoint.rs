@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::bindings::types as ucx;
 use super::context::print;
@@ -27,8 +27,10 @@ pub(super) fn padded(bytes: &[u8]) -> Vec<u8> {
 pub(crate) struct Endpoint {
     library: &'static Library,
     pub(super) handle: ucx::ucp_ep_h,
-    /// Operations that UCX has.
-    pub(super) load: Arc<AtomicU32>,
+    /// Operations of this side's transfers that UCX has.
+    pub(crate) load: Arc<AtomicU32>,
+    /// Those that the peer's transfers ask for.
+    pub(crate) service: Arc<AtomicU32>,
     /// What the error handler is given. It outlives the endpoint in UCX.
     origin: Box<Origin>,
     closing: bool,
@@ -66,16 +68,21 @@ impl Endpoint {
         // SAFETY: the worker is there; the address is followed by zeros; the callback's argument outlives the endpoint.
         let status = unsafe { library.ucp.ucp_ep_create(worker.handle, &raw const params, &raw mut handle) };
         Status::check(status)?;
-        Ok(Self { library, handle, load: Arc::default(), origin, closing: false })
+        Ok(Self { library, handle, load: Arc::default(), service: Arc::default(), origin, closing: false })
     }
 
     pub(super) fn library(&self) -> &'static Library {
         self.library
     }
 
-    /// How many operations UCX has.
+    /// How many operations of this side's transfers UCX has.
     pub(crate) fn load(&self) -> u32 {
-        self.load.load(std::sync::atomic::Ordering::Relaxed)
+        self.load.load(Relaxed)
+    }
+
+    /// How many operations UCX has that the peer's transfers ask for.
+    pub(crate) fn service(&self) -> u32 {
+        self.service.load(Relaxed)
     }
 
     /// Ends it without asking the peer: what is in flight ends, too. A fact says when it is gone.

@@ -17,6 +17,11 @@ pub(crate) struct Key {
     stride: u64,
     /// Of each piece, or one for all.
     pieces: Vec<ucx::ucp_rkey_h>,
+    /// The peer's number for the region.
+    pub(super) region: (u32, u32),
+    /// The peer's memory domains that all pieces are registered with, a bit each, and the kind of memory.
+    domains: u64,
+    kind: u8,
 }
 
 // SAFETY: it belongs to a worker that is not bound to a thread, and is used under the same lock.
@@ -31,12 +36,12 @@ pub(super) struct Place {
 }
 
 impl Key {
-    /// The key to `bytes` bytes from an address on, from UCX's packed keys to each piece, or one for all of them.
+    /// The key to a region that the peer knows by a number: to `bytes` bytes from an address on, in pieces of `stride`, from UCX's
+    /// packed keys to each piece, or one for all of them.
     pub(crate) fn new<'a>(
         endpoint: &Endpoint,
-        address: u64,
-        bytes: u64,
-        stride: u64,
+        region: (u32, u32),
+        (address, bytes, stride): (u64, u64, u64),
         packed: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Result<Self, Status> {
         let invalid = Err(Status(ucx::UCS_ERR_INVALID_PARAM));
@@ -48,11 +53,14 @@ impl Key {
             return invalid;
         }
         let library = endpoint.library();
-        let mut key = Self { library, address, bytes, stride, pieces: Vec::new() };
+        let (mut domains, mut kind) = (u64::MAX, 0);
+        let mut key = Self { library, address, bytes, stride, pieces: Vec::new(), region, domains, kind };
         for packed in packed {
-            if !is_whole(packed) {
+            let Some((map, of)) = packed.split_first_chunk::<8>().filter(|_| is_whole(packed)) else {
                 return invalid;
-            }
+            };
+            domains &= u64::from_le_bytes(*map);
+            kind |= of.first().copied().unwrap_or(0);
             let packed = padded(packed);
             let mut handle = ptr::null_mut();
             // SAFETY: the endpoint is there; the key was checked to hold what its lengths say, and is followed by zeros.
@@ -66,7 +74,17 @@ impl Key {
             Status::check(status)?;
             key.pieces.push(handle);
         }
+        (key.domains, key.kind) = (domains, kind);
         Ok(key)
+    }
+
+    /// The peer's memory domains by which all of it can be reached, a bit each.
+    pub(super) fn domains(&self) -> u64 {
+        self.domains
+    }
+
+    pub(super) fn is_of_host(&self) -> bool {
+        ucx::ucs_memory_type_t::from(self.kind) == ucx::UCS_MEMORY_TYPE_HOST
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -179,7 +179,9 @@ fn lacking(ucp: &Ucp) -> Option<&'static str> {
         ucp_context_query ucp_context_print_info ucp_worker_create ucp_worker_destroy ucp_worker_get_address
         ucp_worker_release_address ucp_worker_get_efd ucp_worker_arm ucp_worker_progress ucp_worker_set_am_recv_handler
         ucp_mem_map ucp_mem_unmap ucp_rkey_pack ucp_rkey_buffer_release ucp_ep_create ucp_ep_close_nbx ucp_ep_print_info
-        ucp_ep_rkey_unpack ucp_rkey_destroy ucp_get_nbx ucp_put_nbx ucp_ep_flush_nbx ucp_am_send_nbx ucp_request_free
+        ucp_ep_rkey_unpack ucp_rkey_destroy ucp_get_nbx ucp_put_nbx ucp_ep_flush_nbx ucp_am_send_nbx
+        ucp_tag_send_nbx ucp_tag_recv_nbx ucp_tag_probe_nb ucp_tag_msg_recv_nbx ucp_dt_create_generic ucp_dt_destroy
+        ucp_request_cancel ucp_request_free
     }
     None
 }

@@ -93,6 +93,10 @@ impl Memory {
         self.region.bytes()
     }
 
+    pub(crate) fn is_of_host(&self) -> bool {
+        self.kind == ucx::UCS_MEMORY_TYPE_HOST
+    }
+
     /// The address of a byte of the region, or the one after its last.
     fn address(&self, offset: u64) -> *mut c_void {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);

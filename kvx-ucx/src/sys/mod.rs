@@ -6,6 +6,7 @@
 
 mod batch;
 mod bindings;
+mod catch;
 mod context;
 mod endpoint;
 mod exit;

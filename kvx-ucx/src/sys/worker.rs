@@ -6,9 +6,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::bindings::types as ucx;
+use super::catch::Shape;
 use super::context::{Context, Failure, fail};
 use super::inbox::{Fact, HEADER, Inbox, MOST_PAYLOAD};
-use super::log;
+use super::{Begun, log};
 
 /// The number of kvx's messages.
 pub(super) const MESSAGE: u32 = 0x4b;
@@ -22,6 +23,8 @@ pub(crate) struct Worker {
     descriptor: RawFd,
     /// Warnings that came when it was made.
     pub(crate) said: Vec<String>,
+    /// Of what is received under tags. Dropped after the worker is destroyed.
+    pub(super) shape: Shape,
 }
 
 // SAFETY: it is made for threads that use it one at a time, and is bound to none.
@@ -35,6 +38,8 @@ impl Worker {
             thread_mode: ucx::UCS_THREAD_MODE_SERIALIZED,
             ..ucx::ucp_worker_params::default()
         };
+        let failed = |status| Failure { call: "ucp_dt_create_generic", status, said: Vec::new() };
+        let shape = Shape::new(context.library).map_err(failed)?;
         let mut handle = ptr::null_mut();
         let (status, said) = log::listen(|| {
             // SAFETY: the context is there, and the parameters say which of their fields are set.
@@ -49,6 +54,7 @@ impl Worker {
             inbox: Arc::default(),
             descriptor: -1,
             said,
+            shape,
         };
         // SAFETY: the worker is there, and there is a place for the descriptor.
         let status = unsafe { ucp.ucp_worker_get_efd(handle, &raw mut worker.descriptor) };
@@ -101,6 +107,32 @@ impl Worker {
         // SAFETY: as for `progress`.
         let status = unsafe { self.context.library.ucp.ucp_worker_arm(self.handle) };
         status == ucx::UCS_OK
+    }
+
+    /// Throws away what came under tags that nobody waits for, nor will.
+    pub(crate) fn discard(&mut self, may_be_awaited: impl Fn(u64) -> bool) {
+        let ucp = &self.context.library.ucp;
+        let mut info = ucx::ucp_tag_recv_info::default();
+        loop {
+            // SAFETY: the worker is there, `&mut` says that nobody else uses it, and there is a place for the answer.
+            let found = unsafe { ucp.ucp_tag_probe_nb(self.handle, 0, 0, 0, &raw mut info) };
+            if found.is_null() || may_be_awaited(info.sender_tag) {
+                return;
+            }
+            // SAFETY: as above. It is the one that was found, or an earlier one of the same tag.
+            let message = unsafe { ucp.ucp_tag_probe_nb(self.handle, info.sender_tag, u64::MAX, 1, &raw mut info) };
+            if message.is_null() {
+                return;
+            }
+            let params = ucx::ucp_request_param_t::default();
+            // SAFETY: the message was taken out of the queue, and is used once; there is room for none of it, so none is written.
+            let begun =
+                unsafe { ucp.ucp_tag_msg_recv_nbx(self.handle, ptr::null_mut(), 0, message, &raw const params) };
+            if let Begun::Pending = Begun::of(begun) {
+                // SAFETY: it was given above: UCX lets go of it once the rest of the message has come.
+                unsafe { ucp.ucp_request_free(begun) };
+            }
+        }
     }
 
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {

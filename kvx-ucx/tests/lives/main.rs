@@ -22,6 +22,8 @@ mod mixed;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod network;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod owners;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod pair;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod peer;
@@ -86,6 +88,14 @@ fn main() -> std::process::ExitCode {
         ("stopped_peers_over_cma", deaths::stopped_peers_over_cma),
         ("killed_peers_over_shared_memory", deaths::killed_peers_over_shared_memory),
         ("stopped_peers_over_shared_memory", deaths::stopped_peers_over_shared_memory),
+        ("owners_outlive_readers", owners::owners_outlive_readers),
+        ("owners_outlive_writers", owners::owners_outlive_writers),
+        ("stopped_owners_outlive_readers", owners::stopped_owners_outlive_readers),
+        ("stopped_owners_outlive_writers", owners::stopped_owners_outlive_writers),
+        ("owners_sever_readers", owners::owners_sever_readers),
+        ("owners_sever_writers", owners::owners_sever_writers),
+        ("owners_outlive_a_cut_from_readers", owners::owners_outlive_a_cut_from_readers),
+        ("owners_outlive_a_cut_from_writers", owners::owners_outlive_a_cut_from_writers),
         ("versions_that_differ_over_tcp", mixed::versions_that_differ_over_tcp),
         ("versions_that_differ_over_cma", mixed::versions_that_differ_over_cma),
         ("one_too_many_of_anything_is_found", count::one_too_many_of_anything_is_found),

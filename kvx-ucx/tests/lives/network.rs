@@ -14,24 +14,24 @@ use crate::pair::{alone, block, open_with, skip, transfer};
 use crate::peer::Process;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+pub(crate) enum Family {
     Four,
     Six,
 }
 
 /// A namespace, deleted with its interfaces when dropped.
-struct Namespace {
-    name: String,
-    links: Vec<Link>,
+pub(crate) struct Namespace {
+    pub(crate) name: String,
+    pub(crate) links: Vec<Link>,
 }
 
 /// The two ends of a pair of virtual interfaces.
-struct Link {
-    inside: String,
-    outside: String,
+pub(crate) struct Link {
+    pub(crate) inside: String,
+    pub(crate) outside: String,
 }
 
-fn ip(arguments: &str) -> Result<(), String> {
+pub(crate) fn ip(arguments: &str) -> Result<(), String> {
     let output = Command::new("ip")
         .args(arguments.split(' '))
         .output()
@@ -44,7 +44,7 @@ fn ip(arguments: &str) -> Result<(), String> {
 
 impl Namespace {
     /// With as many links.
-    fn new(family: Family, links: u32) -> Result<Self, String> {
+    pub(crate) fn new(family: Family, links: u32) -> Result<Self, String> {
         let process = std::process::id();
         let name = format!("kvxu{process}");
         ip(&format!("netns add {name}"))?;

@@ -149,7 +149,7 @@ pub(crate) fn open() -> Arc<UcxBackend> {
     open_with(&format!("devices={}", lasting_interface())).unwrap()
 }
 
-fn is_long() -> bool {
+pub(crate) fn is_long() -> bool {
     std::env::var("KVX_LONG").is_ok_and(|value| value == "1")
 }
 

@@ -5,12 +5,13 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 
 use kvx_core::backend::{Events, TransferBackend as _};
 use kvx_core::handshake::{Handshake as _, HandshakeBytes};
-use kvx_core::id::{PeerId, RemoteRegionId};
+use kvx_core::id::{PeerId, RemoteRegionId, TransferId};
 use kvx_core::memory::{KeyBlob, MemoryRegistry as _, Region};
+use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_core::{Error, Result};
 use kvx_ucx::UcxBackend;
 
-use crate::pair::open_with;
+use crate::pair::{block, open_with};
 
 /// Set, to the options, in the environment of a process that is to be a peer.
 const PEER: &str = "KVX_UCX_PEER";
@@ -20,26 +21,41 @@ fn line(bytes: &[u8]) -> String {
     format!("{digits}\n")
 }
 
+fn say(bytes: &[u8]) {
+    let mut output = std::io::stdout().lock();
+    output.write_all(line(bytes).as_bytes()).unwrap();
+    output.flush().unwrap();
+}
+
 fn next(from: &mut impl std::io::BufRead) -> Vec<u8> {
+    next_if_any(from).expect("the other side has not ended")
+}
+
+fn next_if_any(from: &mut impl std::io::BufRead) -> Option<Vec<u8>> {
     let mut text = String::new();
-    assert!(from.read_line(&mut text).unwrap() > 0, "the other side has ended");
+    if from.read_line(&mut text).unwrap() == 0 {
+        return None;
+    }
     let digits = text.trim_end();
     let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
-    (0..digits.len()).step_by(2).map(byte).collect()
+    Some((0..digits.len()).step_by(2).map(byte).collect())
 }
+
+/// Set in the environment of a peer that is to act: `read` or `write`.
+const ACTS: &str = "KVX_UCX_ACTS";
 
 /// Is the peer, if this process was started to be one. Then it ends by being killed, or with whoever started it.
 pub(crate) fn serve_if_asked() -> Option<ExitCode> {
     let options = std::env::var(PEER).ok()?;
     let backend = open_with(&options).unwrap();
+    match std::env::var(ACTS).as_deref() {
+        Ok("read") => act(&backend, Mode::Read),
+        Ok("write") => act(&backend, Mode::Write),
+        _ => {}
+    }
     let memory = Region::host(1 << 20).unwrap();
     let region = backend.register(&memory).unwrap();
     let mut input = std::io::stdin().lock();
-    let say = |bytes: &[u8]| {
-        let mut output = std::io::stdout().lock();
-        output.write_all(line(bytes).as_bytes()).unwrap();
-        output.flush().unwrap();
-    };
     say(backend.key_blob(region).unwrap().as_bytes());
     // It has nothing to do but be there, as its thread does what is asked of it; and to meet again whoever asks for that.
     while !input.fill_buf().unwrap().is_empty() {
@@ -52,6 +68,53 @@ pub(crate) fn serve_if_asked() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
+/// Meets another peer by what whoever started it carries between the two, and then reads or writes without end.
+fn act(backend: &UcxBackend, mode: Mode) -> ! {
+    const BLOCK: u64 = 4096;
+    let memory = Region::host(1 << 20).unwrap();
+    let local = backend.register(&memory).unwrap();
+    let mut input = std::io::stdin().lock();
+    say(backend.offer().unwrap().as_bytes());
+    let reply = HandshakeBytes::new(next(&mut input)).unwrap();
+    let (peer, completion) = backend.complete(&reply).unwrap();
+    say(completion.as_bytes());
+    let remote = backend.import_key(peer, &KeyBlob::new(next(&mut input)).unwrap()).unwrap();
+    let segments: Vec<_> = (0..256)
+        .map(|index| PostedSegment {
+            local,
+            remote,
+            local_offset: index * BLOCK,
+            remote_offset: index * BLOCK,
+            bytes: BLOCK,
+        })
+        .collect();
+    let (mut id, mut events) = (0, Events::with_limit(64));
+    if let Err(error) = block(backend.connect(peer)) {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+    loop {
+        match backend.submit(TransferId(id), peer, mode, &segments, None) {
+            Ok(said) if said.is_posted() => id += 1,
+            Ok(_) => {}
+            // It is over.
+            Err(_) => std::thread::sleep(std::time::Duration::from_millis(1)),
+        }
+        if id == 8 {
+            say(b"at work");
+        }
+        backend.poll(&mut events);
+        events.drain().for_each(drop);
+    }
+}
+
+/// This program, to be started in a network namespace.
+fn in_namespace(namespace: &str) -> Command {
+    let mut program = Command::new("ip");
+    program.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
+    program
+}
+
 pub(crate) struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -60,24 +123,27 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(options: &str) -> Self {
-        Self::start_by(Command::new(std::env::current_exe().unwrap()), options)
+        Self::start_by(Command::new(std::env::current_exe().unwrap()), options, None)
     }
 
     /// Starts a peer with these variables.
     pub(crate) fn start_with(variables: &[(&str, &str)], options: &str) -> Self {
         let mut program = Command::new(std::env::current_exe().unwrap());
         program.envs(variables.iter().copied());
-        Self::start_by(program, options)
+        Self::start_by(program, options, None)
     }
 
     /// Starts a peer in a network namespace.
     pub(crate) fn start_in(namespace: &str, options: &str) -> Self {
-        let mut program = Command::new("ip");
-        program.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
-        Self::start_by(program, options)
+        Self::start_by(in_namespace(namespace), options, None)
     }
 
-    fn start_by(mut program: Command, options: &str) -> Self {
+    fn start_by(mut program: Command, options: &str, acts: Option<Mode>) -> Self {
+        match acts {
+            Some(Mode::Read) => program.env(ACTS, "read"),
+            Some(Mode::Write) => program.env(ACTS, "write"),
+            None => &mut program,
+        };
         let program = program.env(PEER, options).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -95,9 +161,7 @@ impl Process {
 
     /// The first half of a handshake: its reply to an offer.
     pub(crate) fn ask(&mut self, one: &UcxBackend) -> Result<HandshakeBytes> {
-        if self.blob.is_none() {
-            self.blob = Some(KeyBlob::new(next(&mut self.output))?);
-        }
+        self.blob();
         self.say(one.offer()?.as_bytes());
         HandshakeBytes::new(next(&mut self.output))
     }
@@ -121,6 +185,66 @@ impl Process {
     fn say(&mut self, bytes: &[u8]) {
         let input = self.child.stdin.as_mut().unwrap();
         input.write_all(line(bytes).as_bytes()).unwrap();
+    }
+
+    /// Starts one that reads or writes another's memory, and lets the two meet. It is at work when this returns.
+    pub(crate) fn start_at(other: &mut Self, mode: Mode, options: &str) -> Self {
+        let started =
+            Self::start_by(Command::new(std::env::current_exe().unwrap()), options, Some(mode));
+        started.at(other).expect("the two connect")
+    }
+
+    /// As [`start_at`](Self::start_at), in a network namespace.
+    pub(crate) fn start_at_from(
+        namespace: &str,
+        other: &mut Self,
+        mode: Mode,
+        options: &str,
+    ) -> Option<Self> {
+        Self::start_by(in_namespace(namespace), options, Some(mode)).at(other)
+    }
+
+    fn at(mut self, other: &mut Self) -> Option<Self> {
+        let blob = other.blob().clone();
+        other.say(&next(&mut self.output));
+        self.say(&next(&mut other.output));
+        other.say(&next(&mut self.output));
+        other.finished().ok()?;
+        self.works_on(&blob).then_some(self)
+    }
+
+    /// Starts one that reads or writes this process's memory.
+    pub(crate) fn start_at_this(
+        one: &UcxBackend,
+        blob: &KeyBlob,
+        mode: Mode,
+        options: &str,
+    ) -> (Self, PeerId) {
+        let mut started =
+            Self::start_by(Command::new(std::env::current_exe().unwrap()), options, Some(mode));
+        let offer = HandshakeBytes::new(next(&mut started.output)).unwrap();
+        let (peer, reply) = one.accept(&offer).unwrap();
+        started.say(reply.as_bytes());
+        let completion = HandshakeBytes::new(next(&mut started.output)).unwrap();
+        assert_eq!(one.finish(&completion).unwrap(), peer);
+        assert!(started.works_on(blob), "the two connect");
+        (started, peer)
+    }
+
+    fn works_on(&mut self, blob: &KeyBlob) -> bool {
+        self.say(blob.as_bytes());
+        next_if_any(&mut self.output).is_some_and(|said| said == b"at work")
+    }
+
+    /// The key of its memory, which is the first that it says.
+    fn blob(&mut self) -> &KeyBlob {
+        let output = &mut self.output;
+        self.blob.get_or_insert_with(|| KeyBlob::new(next(output)).unwrap())
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// Lets it stand still.

@@ -11,7 +11,7 @@ use crate::pair::{Pair, block, lasting_interface, open_with};
 pub(crate) fn what_is_required_is_enforced() {
     let device = lasting_interface();
     let other = open_with(&format!("devices={device}")).unwrap();
-    let one = open_with(&format!("devices={device},require=rc_*+dc_*")).unwrap();
+    let one = open_with(&format!("tls=tcp,devices={device},require=rc_*+dc_*")).unwrap();
     let pair = Pair::meet(&one, &other);
     let error = block(pair.one.connect(pair.at_one)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -28,7 +28,7 @@ pub(crate) fn unknown_settings_and_devices_are_refused() {
     let error = open_with("ucx.NO_SUCH_SETTING=1").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("NO_SUCH_SETTING"), "{error}");
-    open_with("ucx.RNDV_THRESH=64k,ucx.MM_ERROR_HANDLING=y").unwrap();
+    open_with("ucx.ZCOPY_THRESH=64k,ucx.MM_ERROR_HANDLING=y").unwrap();
     for wrong in ["devices=nosuch0,tls=tcp", "tls=nosuch"] {
         let begin = std::time::Instant::now();
         let error = open_with(wrong).unwrap_err();

@@ -156,6 +156,47 @@ pub struct Ucp {
         ) -> ucs_status_ptr_t,
         ::libloading::Error,
     >,
+    pub ucp_tag_send_nbx: Result<
+        unsafe extern "C" fn(
+            ep: ucp_ep_h,
+            buffer: *const ::std::os::raw::c_void,
+            count: usize,
+            tag: ucp_tag_t,
+            param: *const ucp_request_param_t,
+        ) -> ucs_status_ptr_t,
+        ::libloading::Error,
+    >,
+    pub ucp_tag_recv_nbx: Result<
+        unsafe extern "C" fn(
+            worker: ucp_worker_h,
+            buffer: *mut ::std::os::raw::c_void,
+            count: usize,
+            tag: ucp_tag_t,
+            tag_mask: ucp_tag_t,
+            param: *const ucp_request_param_t,
+        ) -> ucs_status_ptr_t,
+        ::libloading::Error,
+    >,
+    pub ucp_tag_probe_nb: Result<
+        unsafe extern "C" fn(
+            worker: ucp_worker_h,
+            tag: ucp_tag_t,
+            tag_mask: ucp_tag_t,
+            remove: ::std::os::raw::c_int,
+            info: *mut ucp_tag_recv_info_t,
+        ) -> ucp_tag_message_h,
+        ::libloading::Error,
+    >,
+    pub ucp_tag_msg_recv_nbx: Result<
+        unsafe extern "C" fn(
+            worker: ucp_worker_h,
+            buffer: *mut ::std::os::raw::c_void,
+            count: usize,
+            message: ucp_tag_message_h,
+            param: *const ucp_request_param_t,
+        ) -> ucs_status_ptr_t,
+        ::libloading::Error,
+    >,
     pub ucp_put_nbx: Result<
         unsafe extern "C" fn(
             ep: ucp_ep_h,
@@ -178,8 +219,21 @@ pub struct Ucp {
         ) -> ucs_status_ptr_t,
         ::libloading::Error,
     >,
+    pub ucp_request_cancel: Result<
+        unsafe extern "C" fn(worker: ucp_worker_h, request: *mut ::std::os::raw::c_void),
+        ::libloading::Error,
+    >,
     pub ucp_request_free:
         Result<unsafe extern "C" fn(request: *mut ::std::os::raw::c_void), ::libloading::Error>,
+    pub ucp_dt_create_generic: Result<
+        unsafe extern "C" fn(
+            ops: *const ucp_generic_dt_ops_t,
+            context: *mut ::std::os::raw::c_void,
+            datatype_p: *mut ucp_datatype_t,
+        ) -> ucs_status_t,
+        ::libloading::Error,
+    >,
+    pub ucp_dt_destroy: Result<unsafe extern "C" fn(datatype: ucp_datatype_t), ::libloading::Error>,
 }
 impl Ucp {
     pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
@@ -227,9 +281,16 @@ impl Ucp {
             .get(b"ucp_worker_set_am_recv_handler\0")
             .map(|sym| *sym);
         let ucp_am_send_nbx = __library.get(b"ucp_am_send_nbx\0").map(|sym| *sym);
+        let ucp_tag_send_nbx = __library.get(b"ucp_tag_send_nbx\0").map(|sym| *sym);
+        let ucp_tag_recv_nbx = __library.get(b"ucp_tag_recv_nbx\0").map(|sym| *sym);
+        let ucp_tag_probe_nb = __library.get(b"ucp_tag_probe_nb\0").map(|sym| *sym);
+        let ucp_tag_msg_recv_nbx = __library.get(b"ucp_tag_msg_recv_nbx\0").map(|sym| *sym);
         let ucp_put_nbx = __library.get(b"ucp_put_nbx\0").map(|sym| *sym);
         let ucp_get_nbx = __library.get(b"ucp_get_nbx\0").map(|sym| *sym);
+        let ucp_request_cancel = __library.get(b"ucp_request_cancel\0").map(|sym| *sym);
         let ucp_request_free = __library.get(b"ucp_request_free\0").map(|sym| *sym);
+        let ucp_dt_create_generic = __library.get(b"ucp_dt_create_generic\0").map(|sym| *sym);
+        let ucp_dt_destroy = __library.get(b"ucp_dt_destroy\0").map(|sym| *sym);
         Ok(Ucp {
             __library,
             ucs_status_string,
@@ -260,9 +321,16 @@ impl Ucp {
             ucp_rkey_destroy,
             ucp_worker_set_am_recv_handler,
             ucp_am_send_nbx,
+            ucp_tag_send_nbx,
+            ucp_tag_recv_nbx,
+            ucp_tag_probe_nb,
+            ucp_tag_msg_recv_nbx,
             ucp_put_nbx,
             ucp_get_nbx,
+            ucp_request_cancel,
             ucp_request_free,
+            ucp_dt_create_generic,
+            ucp_dt_destroy,
         })
     }
     pub unsafe fn ucs_status_string(&self, status: ucs_status_t) -> *const ::std::os::raw::c_char {
@@ -535,6 +603,61 @@ impl Ucp {
             param,
         )
     }
+    pub unsafe fn ucp_tag_send_nbx(
+        &self,
+        ep: ucp_ep_h,
+        buffer: *const ::std::os::raw::c_void,
+        count: usize,
+        tag: ucp_tag_t,
+        param: *const ucp_request_param_t,
+    ) -> ucs_status_ptr_t {
+        (self
+            .ucp_tag_send_nbx
+            .as_ref()
+            .expect("Expected function, got error."))(ep, buffer, count, tag, param)
+    }
+    pub unsafe fn ucp_tag_recv_nbx(
+        &self,
+        worker: ucp_worker_h,
+        buffer: *mut ::std::os::raw::c_void,
+        count: usize,
+        tag: ucp_tag_t,
+        tag_mask: ucp_tag_t,
+        param: *const ucp_request_param_t,
+    ) -> ucs_status_ptr_t {
+        (self
+            .ucp_tag_recv_nbx
+            .as_ref()
+            .expect("Expected function, got error."))(
+            worker, buffer, count, tag, tag_mask, param
+        )
+    }
+    pub unsafe fn ucp_tag_probe_nb(
+        &self,
+        worker: ucp_worker_h,
+        tag: ucp_tag_t,
+        tag_mask: ucp_tag_t,
+        remove: ::std::os::raw::c_int,
+        info: *mut ucp_tag_recv_info_t,
+    ) -> ucp_tag_message_h {
+        (self
+            .ucp_tag_probe_nb
+            .as_ref()
+            .expect("Expected function, got error."))(worker, tag, tag_mask, remove, info)
+    }
+    pub unsafe fn ucp_tag_msg_recv_nbx(
+        &self,
+        worker: ucp_worker_h,
+        buffer: *mut ::std::os::raw::c_void,
+        count: usize,
+        message: ucp_tag_message_h,
+        param: *const ucp_request_param_t,
+    ) -> ucs_status_ptr_t {
+        (self
+            .ucp_tag_msg_recv_nbx
+            .as_ref()
+            .expect("Expected function, got error."))(worker, buffer, count, message, param)
+    }
     pub unsafe fn ucp_put_nbx(
         &self,
         ep: ucp_ep_h,
@@ -567,10 +690,37 @@ impl Ucp {
             ep, buffer, count, remote_addr, rkey, param
         )
     }
+    pub unsafe fn ucp_request_cancel(
+        &self,
+        worker: ucp_worker_h,
+        request: *mut ::std::os::raw::c_void,
+    ) {
+        (self
+            .ucp_request_cancel
+            .as_ref()
+            .expect("Expected function, got error."))(worker, request)
+    }
     pub unsafe fn ucp_request_free(&self, request: *mut ::std::os::raw::c_void) {
         (self
             .ucp_request_free
             .as_ref()
             .expect("Expected function, got error."))(request)
+    }
+    pub unsafe fn ucp_dt_create_generic(
+        &self,
+        ops: *const ucp_generic_dt_ops_t,
+        context: *mut ::std::os::raw::c_void,
+        datatype_p: *mut ucp_datatype_t,
+    ) -> ucs_status_t {
+        (self
+            .ucp_dt_create_generic
+            .as_ref()
+            .expect("Expected function, got error."))(ops, context, datatype_p)
+    }
+    pub unsafe fn ucp_dt_destroy(&self, datatype: ucp_datatype_t) {
+        (self
+            .ucp_dt_destroy
+            .as_ref()
+            .expect("Expected function, got error."))(datatype)
     }
 }

@@ -136,6 +136,12 @@ pub struct ucp_worker {
 }
 pub type ucp_worker_h = *mut ucp_worker;
 pub type ucp_tag_t = u64;
+#[repr(C)]
+#[derive(Debug)]
+pub struct ucp_recv_desc {
+    _unused: [u8; 0],
+}
+pub type ucp_tag_message_h = *mut ucp_recv_desc;
 pub type ucp_datatype_t = u64;
 pub type ucp_request_init_callback_t =
     ::std::option::Option<unsafe extern "C" fn(request: *mut ::std::os::raw::c_void)>;
@@ -331,6 +337,44 @@ pub const UCP_AM_HANDLER_PARAM_FIELD_FLAGS: ucp_am_handler_param_field = 2;
 pub const UCP_AM_HANDLER_PARAM_FIELD_CB: ucp_am_handler_param_field = 4;
 pub const UCP_AM_HANDLER_PARAM_FIELD_ARG: ucp_am_handler_param_field = 8;
 pub type ucp_am_handler_param_field = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ucp_generic_dt_ops {
+    pub start_pack: ::std::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::std::os::raw::c_void,
+            buffer: *const ::std::os::raw::c_void,
+            count: usize,
+        ) -> *mut ::std::os::raw::c_void,
+    >,
+    pub start_unpack: ::std::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::std::os::raw::c_void,
+            buffer: *mut ::std::os::raw::c_void,
+            count: usize,
+        ) -> *mut ::std::os::raw::c_void,
+    >,
+    pub packed_size:
+        ::std::option::Option<unsafe extern "C" fn(state: *mut ::std::os::raw::c_void) -> usize>,
+    pub pack: ::std::option::Option<
+        unsafe extern "C" fn(
+            state: *mut ::std::os::raw::c_void,
+            offset: usize,
+            dest: *mut ::std::os::raw::c_void,
+            max_length: usize,
+        ) -> usize,
+    >,
+    pub unpack: ::std::option::Option<
+        unsafe extern "C" fn(
+            state: *mut ::std::os::raw::c_void,
+            offset: usize,
+            src: *const ::std::os::raw::c_void,
+            length: usize,
+        ) -> ucs_status_t,
+    >,
+    pub finish: ::std::option::Option<unsafe extern "C" fn(state: *mut ::std::os::raw::c_void)>,
+}
+pub type ucp_generic_dt_ops_t = ucp_generic_dt_ops;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ucp_params {
