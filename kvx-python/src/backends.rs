@@ -7,16 +7,18 @@ use kvx_connector::Policy;
 use kvx_core::backend::TransferBackend;
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::{Probe, Registration};
-use kvx_core::{Error, Result};
+use kvx_core::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
 use serde::Serialize;
 
 use crate::memory::PyRegion;
 use crate::number::Whole;
 use crate::process::Own;
-use crate::waiting::Waiting;
+use crate::waiting::run;
 use crate::{error, objects};
 
+/// How long a backend may take to open.
+const OPEN: Duration = Duration::from_secs(60);
 /// How long a backend may take to close.
 const CLOSE: Duration = Duration::from_secs(10);
 
@@ -78,7 +80,8 @@ pub(crate) fn open_backend(
         .map_err(error::raise)?;
     let (chosen, options) = (choice.to_string(), policy.options.clone());
     let opening = async move { kvx_connector::open(&choice, &options).await };
-    let opened = crate::waiting::run(py, opening)?.map_err(error::raise)?;
+    let opened = run(py, opening, Some(OPEN))?.ok_or_else(|| late("open", OPEN))?;
+    let opened = opened.map_err(error::raise)?;
     let policy = policy.with_name(Some(opened.name()));
     Ok(PyBackend { backend: Own::new(opened), policy, chosen })
 }
@@ -87,6 +90,13 @@ impl PyBackend {
     pub(crate) fn get(&self, operation: &'static str) -> PyResult<&Arc<dyn TransferBackend>> {
         self.backend.get(operation)
     }
+}
+
+fn late(operation: &'static str, after: Duration) -> PyErr {
+    error::raise(
+        Error::new(ErrorKind::Fabric, operation, "the backend does not come to an end")
+            .with_context("seconds", after.as_secs()),
+    )
 }
 
 /// What may be chosen among these, which one rank has opened.
@@ -146,16 +156,9 @@ impl PyBackend {
     /// Ends every connection, waits until nothing moves any more, and frees everything. Engines that use it must be closed before. Once
     /// is enough; to let go of the backend does the same without waiting.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let backend = Arc::clone(self.get("close")?);
-        let closing = Waiting::new(async move { backend.close().await });
-        match closing.wait(py, Some(CLOSE))?.as_deref() {
-            Some(Ok(())) => Ok(()),
-            Some(Err(why)) => Err(error::raised(py, why)),
-            None => Err(error::raise(
-                Error::new(kvx_core::ErrorKind::Fabric, "close", "it does not close")
-                    .with_context("seconds", CLOSE.as_secs()),
-            )),
-        }
+        let backend = self.get("close")?;
+        let closing = async { backend.close().await };
+        run(py, closing, Some(CLOSE))?.ok_or_else(|| late("close", CLOSE))?.map_err(error::raise)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

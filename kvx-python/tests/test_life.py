@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import MODEL, OPTIONS, Build
+from engines import MODEL, OPTIONS, Build, opened
 from oracle import Cache, Shape
 
 import kvx
@@ -48,8 +48,7 @@ def producer(pipe: Connection, secret: bytes, backend: str, tokens: int) -> None
 
 @pytest.mark.parametrize("backend", ["shm", "ucx"])
 def test_between_two_processes(build: Build, backend: str) -> None:
-    if not kvx.backends().named(backend).available:
-        pytest.skip(str(kvx.backends().named(backend)))
+    opened(backend).close()
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     secret = os.urandom(32)
@@ -70,6 +69,17 @@ def test_between_two_processes(build: Build, backend: str) -> None:
             assert here.poll(60) and here.recv() == ["done"]
     process.join(30)
     assert process.exitcode == 0
+
+
+def test_a_backend_is_closed(backend: str) -> None:
+    with opened(backend) as one:
+        assert one.name == backend and one.chosen.startswith(f"{backend}: asked for by name")
+        assert one.capabilities["host_memory"] and not one.capabilities["cuda_memory"]
+        memory = one.allocate(4096)
+    one.close()
+    # Memory is whoever's who holds it.
+    memory.view()[0] = 1
+    assert memory.read(0, 1) == b"\1"
 
 
 def test_what_is_closed_says_so(build: Build) -> None:
@@ -144,7 +154,7 @@ def test_nothing_is_left_of_engines(key: kvx.Key, backend: str) -> None:
     assert sys.getrefcount(array) == count
 
 
-def run(script: str, root: Path) -> subprocess.CompletedProcess[str]:
+def run(script: str, root: Path, backend: str = "shm") -> subprocess.CompletedProcess[str]:
     """Runs a script that has two engines, `prefill` and `decode`, in a Python of its own."""
     begin = f"""
         import asyncio, os, sys, threading, time
@@ -154,8 +164,8 @@ def run(script: str, root: Path) -> subprocess.CompletedProcess[str]:
         from test_life import DECODE, PREFILL, one_engine
 
         key = kvx.Key.generate()
-        prefill, theirs = one_engine("prefill", PREFILL, key, "shm", 1)
-        decode, ours = one_engine("decode", DECODE, key, "shm", 2)
+        prefill, theirs = one_engine("prefill", PREFILL, key, {backend!r}, 1)
+        decode, ours = one_engine("decode", DECODE, key, {backend!r}, 2)
         lease = prefill.publish("request", 40, [[0, 1, 2]])
     """
     text = textwrap.dedent(begin) + textwrap.dedent(script)
@@ -196,10 +206,17 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("script", EXITS.values(), ids=EXITS.keys())
-def test_python_ends(root: Path, script: str) -> None:
+#: What is tried with every backend.
+FABRICS = ("at the end", "with a fetch under way", "with one that never ends")
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), [("shm", name) for name in EXITS] + [(each, name) for each in ("mock", "ucx") for name in FABRICS]
+)
+def test_python_ends(root: Path, backend: str, name: str) -> None:
+    opened(backend).close()
     began = time.monotonic()
-    ended = run(script, root)
+    ended = run(EXITS[name], root, backend)
     assert ended.returncode == 0, ended.stderr
     assert "Fatal" not in ended.stderr and "panic" not in ended.stderr
     assert time.monotonic() - began < 60

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+mod alarm;
 mod bell;
 
+pub(crate) use alarm::run;
 pub(crate) use bell::{Bell, PyBell};
 
 /// How long a thread sleeps before it looks whether Python has a signal for it.
@@ -37,7 +39,8 @@ struct Inside<T> {
 }
 
 impl<T: Send + Sync + 'static> Waiting<T> {
-    /// Follows `running` from now on.
+    /// Follows `running` from now on. It is polled by whoever wakes it, a thread of kvx's own: so it must do nothing but wait for
+    /// messages. What joins threads is for [`run`].
     pub(crate) fn new(running: impl Future<Output = T> + Send + 'static) -> Arc<Self> {
         let waiting = Arc::new(Self {
             inside: Mutex::new(Inside {
@@ -138,25 +141,4 @@ impl<T: Send + Sync + 'static> Wake for Waiting<T> {
     fn wake(self: Arc<Self>) {
         self.advance();
     }
-}
-
-/// Waits for `running`. A signal of Python leaves it to itself.
-///
-/// # Errors
-///
-/// What a signal's handler has raised.
-pub(crate) fn run<T: Send + Sync + 'static>(
-    py: Python<'_>,
-    running: impl Future<Output = T> + Send + 'static,
-) -> PyResult<T> {
-    // The outcome is shared with nobody: it is taken out of where it was put.
-    let place = Arc::new(Mutex::new(None));
-    let to = Arc::clone(&place);
-    let waiting = Waiting::new(async move {
-        let outcome = running.await;
-        *to.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-    });
-    while waiting.wait(py, None)?.is_none() {}
-    let outcome = place.lock().unwrap_or_else(PoisonError::into_inner).take();
-    outcome.ok_or_else(|| pyo3::exceptions::PyRuntimeError::new_err("what was waited for is gone"))
 }
