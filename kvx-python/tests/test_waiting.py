@@ -157,9 +157,9 @@ def test_a_signal_is_heard_while_a_thread_waits(build: Build) -> None:
     ticket = ticket_of_nobody(build)
     decode, ours = build(DECODE)
     fetch = decode.fetch(ticket, [ours.ids(40)])
-    threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
         fetch.wait(20)
     assert time.monotonic() - began < 5
     fetch.abort()
