@@ -16,9 +16,7 @@ use kvx_connector::protocol::Plant;
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
 
-use crate::fault::{
-    ALL, CUT, DELAY, FLIP, KILL_PRODUCER, Kind, LOSS, PARTITION, PROCESSES, STOP_CONSUMER,
-};
+use crate::fault::{ALL, PROCESSES};
 use crate::filter;
 use crate::ledger::Tally;
 use crate::world::{Setting, World};
@@ -81,9 +79,6 @@ fn no_fault_leaves_a_request_open_a_lease_held_or_a_byte_wrong() {
     }
 }
 
-/// Over TCP, UCX ends the process of a producer that finds several reads of a consumer who is gone: see `docs/faults.md`.
-const SPARED: [Kind; 7] = [KILL_PRODUCER, STOP_CONSUMER, PARTITION, DELAY, LOSS, CUT, FLIP];
-
 #[test]
 fn nor_over_ucx() {
     let registration = kvx_core::registry::find("ucx").unwrap();
@@ -93,7 +88,7 @@ fn nor_over_ucx() {
         assert!(!required.split(',').any(|it| it == "ucx"), "KVX_REQUIRE names ucx: {reason}");
         return println!("skipped: {reason}");
     }
-    let mut setting = Setting::new("ucx", &SPARED);
+    let mut setting = Setting::new("ucx", &ALL);
     setting.options.push(("tls".to_owned(), "tcp".to_owned()));
     replays(1000, if long() { 20 } else { 2 }, &setting);
 }
