@@ -9,11 +9,14 @@
 //! that vLLM gave them, and one name more. The other is bytes: [`Ticket::to_bytes`]. Both are bounded and state the schemas
 //! that they can be read by; both name the field that is wrong, and pass over fields that they do not know.
 //!
+//! Both have a checksum over what is to be read or written: a router may say where the engine is, and change nothing else.
+//!
 //! A ticket comes from a stranger. It is data: that it names an address does not mean that the address may be dialled, and
 //! that it names blocks does not mean that they are there. Who dials and who reads checks that.
 
 mod bytes;
 mod params;
+mod sum;
 #[cfg(test)]
 mod tests;
 

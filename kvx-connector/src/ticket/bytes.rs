@@ -7,6 +7,7 @@ use kvx_core::wire;
 use kvx_core::{Error, Result};
 use serde::Serialize;
 
+use super::sum::Sum;
 use super::{Parts, Ticket, TicketGroup};
 use crate::form::{self, LeaseForm, List, Millis, Parsed, named_fields};
 use crate::protocol::{Access, LeaseName, TransferKey};
@@ -48,6 +49,7 @@ struct Body {
     tokens: u64,
     announced: bool,
     writes: bool,
+    sum: Sum,
     groups: Vec<TicketGroup>,
 }
 
@@ -62,6 +64,7 @@ named_fields!(Body {
     tokens: u64,
     announced: bool = false,
     writes: bool = false,
+    sum: Parsed<Sum, { Sum::CHARS }> = Sum::default(),
     groups: List<TicketGroup, { Ticket::MAX_GROUPS }>,
 });
 
@@ -82,6 +85,8 @@ struct BodyRef<'a> {
     announced: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     writes: bool,
+    #[serde(serialize_with = "form::text")]
+    sum: Sum,
     groups: &'a [TicketGroup],
 }
 
@@ -105,6 +110,7 @@ impl Ticket {
             tokens: self.tokens,
             announced: self.parts == Parts::Announced,
             writes: self.access == Access::Write,
+            sum: Sum::of(self),
             groups: &self.groups,
         };
         let mut bytes = MAGIC.to_vec();
@@ -138,6 +144,7 @@ impl Ticket {
         }
         check_schemas(u16::from_le_bytes([o0, o1]), u16::from_le_bytes([n0, n1]))?;
         let body: Body = wire::from_bytes("ticket", "the ticket", body)?;
+        let sum = body.sum;
         let ticket = Self {
             key: body.key,
             engine: body.engine,
@@ -152,6 +159,7 @@ impl Ticket {
             groups: body.groups,
         };
         ticket.check("ticket")?;
+        sum.check("ticket", &ticket)?;
         Ok(ticket)
     }
 }

@@ -10,7 +10,7 @@
 //!   "remote_request_id": "cmpl-1-0", "remote_block_ids": [[7, 3, 12]], "transfer_id": "from-the-router",
 //!   "kvx": {
 //!     "schema": [1, 1], "key": "from-the-router", "lease": "000102030405060708090a0b0c0d0e0f/17.0", "ttl": 30000,
-//!     "tokens": 40, "replica": 0, "announced": false,
+//!     "tokens": 40, "replica": 0, "announced": false, "sum": "0123456789abcdef",
 //!     "groups": [{"kind": "attention", "block_tokens": 16, "first": 0}]
 //!   }
 //! }
@@ -27,8 +27,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::bytes::{SCHEMAS, check_schemas};
+use super::sum::Sum;
 use super::{Parts, Table, Ticket, TicketGroup};
-use crate::form::{self, Ids, LeaseForm, List, Millis, named_fields};
+use crate::form::{self, Ids, LeaseForm, List, Millis, Parsed, named_fields};
 use crate::protocol::{Access, LeaseName, TransferKey};
 
 /// What a request's `kv_transfer_params` ask of an engine.
@@ -57,6 +58,8 @@ struct Extension {
     announced: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     writes: bool,
+    #[serde(serialize_with = "form::text")]
+    sum: Sum,
     groups: Vec<Group>,
 }
 
@@ -69,6 +72,7 @@ named_fields!(Extension {
     replica: u32 = 0,
     announced: bool = false,
     writes: bool = false,
+    sum: Parsed<Sum, { Sum::CHARS }> = Sum::default(),
     groups: List<Group, { Ticket::MAX_GROUPS }>,
 });
 
@@ -167,6 +171,7 @@ fn ticket(params: &Value) -> Result<Option<Ticket>> {
         groups: groups.collect(),
     };
     ticket.check("kv_transfer_params")?;
+    kvx.sum.check("kv_transfer_params", &ticket)?;
     Ok(Some(ticket))
 }
 
@@ -194,6 +199,7 @@ impl Ticket {
             replica: self.replica,
             announced: self.parts == Parts::Announced,
             writes: self.access == Access::Write,
+            sum: Sum::of(self),
             groups: self.groups.iter().map(Group::of).collect(),
         };
         let ids = self.groups.iter().map(|group| Value::from(group.table.ids.as_slice()));

@@ -67,7 +67,7 @@ fn what_vllm_has_a_name_for_is_under_that_name() {
         "kvx": {
             "schema": [1, 1], "key": "from-the-router",
             "lease": "000102030405060708090a0b0c0d0e0f/17.0", "ttl": 30000,
-            "tokens": 40, "replica": 1, "announced": false,
+            "tokens": 40, "replica": 1, "announced": false, "sum": "ba808f273643ddb7",
             "groups": [
                 {"kind": "attention", "block_tokens": 16, "first": 1},
                 {"kind": "state", "block_tokens": 1, "first": 9},
@@ -278,6 +278,63 @@ fn what_no_reader_would_take_is_not_written() {
     }
     let empty = Ticket { tokens: 0, groups: Vec::new(), ..ticket() };
     assert_eq!(Ticket::from_bytes(&empty.to_bytes().unwrap()).unwrap(), empty);
+}
+
+/// A bit that turns over on the way has other blocks read, or nothing: never what was not meant.
+#[test]
+fn a_bit_that_turned_over_changes_nothing_that_is_read() {
+    let good = ticket();
+    let meant = |ticket: &Ticket| {
+        (ticket.lease, ticket.access, ticket.tokens, ticket.parts, ticket.groups.clone())
+    };
+    let bytes = good.to_bytes().unwrap();
+    let (mut refused, mut read) = (0, 0);
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut turned = bytes.clone();
+            turned[at] ^= 1 << bit;
+            // Where the name of the checksum itself is hit, there is none, and nothing else has changed.
+            match Ticket::from_bytes(&turned) {
+                Ok(ticket) => {
+                    read += 1;
+                    let same = GroupKind::Attention != ticket.groups[0].kind
+                        || GroupKind::State != ticket.groups[1].kind;
+                    assert!(same || meant(&ticket) == meant(&good), "byte {at}, bit {bit}");
+                }
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(refused > 4 * read, "{refused} refused, {read} read");
+}
+
+/// What a router has no business with.
+#[test]
+fn what_a_router_must_not_change_is_refused() {
+    let says = |change: fn(&mut Value)| {
+        let mut changed = params(&ticket());
+        change(&mut changed);
+        let error = TransferParams::from_json(&changed).unwrap_err();
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("router")), "{error}");
+        assert!(error.to_string().contains("checksum"), "{error}");
+    };
+    says(|params| params["remote_block_ids"] = json!([[4, 70_000], [u32::MAX]]));
+    says(|params| params["remote_block_ids"] = json!([[70_000, 3], [u32::MAX]]));
+    says(|params| params["kvx"]["tokens"] = 39.into());
+    says(|params| params["kvx"]["writes"] = true.into());
+    says(|params| params["kvx"]["announced"] = true.into());
+    says(|params| params["kvx"]["lease"] = "000102030405060708090a0b0c0d0e0f/18.0".into());
+    says(|params| params["kvx"]["sum"] = "0000000000000000".into());
+    // One of an earlier version has none.
+    let mut earlier = params(&ticket());
+    earlier["kvx"].as_object_mut().unwrap().remove("sum");
+    assert_eq!(TransferParams::from_json(&earlier).unwrap().ticket, Some(ticket()));
+    for wrong in ["", "123", "00000000000000zz", "+000000000000000"] {
+        let mut other = params(&ticket());
+        other["kvx"]["sum"] = wrong.into();
+        let error = TransferParams::from_json(&other).unwrap_err().to_string();
+        assert!(error.contains("checksum of 16"), "{wrong}: {error}");
+    }
 }
 
 /// Sixty-four blocks in as many bytes as they need, and little more.
