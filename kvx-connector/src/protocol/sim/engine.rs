@@ -141,8 +141,9 @@ impl World {
         let aborted = aborted.then(|| self.dice.among(0, 200_000));
         let queue = u64::try_from(self.setting.ttl.as_micros()).unwrap_or(0) * 3;
         let queued = self.dice.among(0, queue.min(900_000));
-        // An engine that is mistaken: not among those who do not say what they do.
-        let mistaken = wild && !self.setting.earlier && self.dice.chance(1, 25);
+        // An engine that is mistaken: not among those who do not say what they do. Of a lease without parts there is nothing to be
+        // mistaken in: it ends with its grant, as used, whoever asks.
+        let mistaken = wild && !self.setting.earlier && job.parts > 0 && self.dice.chance(1, 25);
         let access = if mistaken { other(job.access) } else { job.access };
         for user in 0..self.users.len() {
             let Some(sources) = self.sources(at, user) else { continue };
