@@ -173,6 +173,7 @@ fn what_does_not_fit_is_refused_by_name_and_the_next_consumer_is_served() {
     // What holds for every request is not tried for all of them.
     let refused = json(&consumer(at, &key_file, &format!("{few} --in-flight 1 --dtype f16")), 4);
     assert_eq!(refused["rows"].as_array().unwrap().len(), 1, "{refused}");
+    ask(at, &key_file, "--in-flight 1 --dtype f16", 4, &["2 requests not fetched"]);
     let model = ["llama-3.1-8b", "gemma-3-4b", "head_dim: producer has 128, consumer has 256"];
     ask(at, &key_file, "--model gemma-3-4b", 4, &model);
     ask(at, &key_file, "--dtype f16", 4, &["kv_dtype: producer has bf16, consumer has f16"]);

@@ -337,7 +337,8 @@ impl Consumer {
         while self.side.live.traffic().requests > 0 && since.elapsed() < PATIENCE {
             tokio::time::sleep(PAUSE).await;
         }
-        let left = self.lengths.len() - self.fetched.rows.len();
+        let good = self.fetched.rows.iter().filter(|row| row.error.is_none()).count();
+        let left = self.lengths.len() - good;
         if let Some(why) = &self.stopped {
             output::note(format!("{why}: {} not fetched", size::of_many(left as u64, "request")));
         }

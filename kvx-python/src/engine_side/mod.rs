@@ -4,7 +4,6 @@
 
 mod backends;
 mod config;
-mod memory;
 mod scheduler;
 mod updates;
 mod worker;

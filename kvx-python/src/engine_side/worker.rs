@@ -5,14 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvx_connector::worker::{WorkerConnector, WorkerSetup};
-use kvx_core::memory::Region;
+use kvx_core::memory::{MemoryKind, Region};
 use kvx_core::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::backends;
 use super::config::{self, WorkerForm};
-use super::{backends, memory};
 use crate::error::raise;
+use crate::memory::lent;
 
 /// What a worker process of an engine calls: one rank, with its caches registered, its thread and its control channel.
 #[pyclass(frozen, module = "kvx._kvx")]
@@ -36,7 +37,9 @@ impl WorkerSide {
     ) -> PyResult<Self> {
         let regions = regions.into_iter().map(|(address, bytes, owner)| {
             // SAFETY: the engine says that its tensors are there, and the owner keeps them.
-            unsafe { memory::region(address, bytes, owner) }
+            let region = unsafe { lent::region(address, bytes, MemoryKind::Host, owner) };
+            region
+                .unwrap_or_else(|| Err(Error::misuse("region", "there is no memory at address 0")))
         });
         let regions = regions.collect::<Result<Vec<Region>>>().map_err(raise)?;
         let (inner, backends) = py.detach(|| start(config, life, regions)).map_err(raise)?;

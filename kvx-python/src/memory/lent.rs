@@ -21,8 +21,7 @@ unsafe impl Send for Lent {}
 // SAFETY: as for Send: `&Lent` gives nothing but the address.
 unsafe impl Sync for Lent {}
 
-// SAFETY: whoever calls `Region.at_address` vouches that the memory is there for as long as the owner lives, which this keeps alive.
-// Python code has no Rust references to it.
+// SAFETY: the caller of `region` promised this for as long as the owner lives, and the value keeps the owner.
 unsafe impl Backing for Lent {
     fn address(&self) -> NonNull<u8> {
         self.address
@@ -37,12 +36,18 @@ unsafe impl Backing for Lent {
     }
 }
 
-/// A region of memory that `owner` keeps where it is.
-pub(super) fn region(
-    address: NonNull<u8>,
+/// A region of memory that `owner` keeps where it is. `None` for memory at address 0, where there is none.
+///
+/// # Safety
+///
+/// `address .. address + bytes` must be memory of that kind that any thread may read and write, at that place and of that size until
+/// `owner` is gone, and no Rust reference to it may exist.
+pub(crate) unsafe fn region(
+    address: usize,
     bytes: u64,
     kind: MemoryKind,
     owner: Py<PyAny>,
-) -> Result<Region> {
-    Region::new(Lent { address, bytes, kind, _owner: owner })
+) -> Option<Result<Region>> {
+    let address = NonNull::new(std::ptr::with_exposed_provenance_mut(address))?;
+    Some(Region::new(Lent { address, bytes, kind, _owner: owner }))
 }

@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::error;
 use crate::number::Whole;
 
-mod lent;
+pub(crate) mod lent;
 
 /// Memory that may be registered with a backend: allocated by kvx, or lent by whoever owns it.
 ///
@@ -80,9 +80,11 @@ impl PyRegion {
         device: Option<Whole<u32>>,
     ) -> PyResult<Self> {
         let kind = device.map_or(MemoryKind::Host, |device| MemoryKind::Cuda(device.0));
-        let address = std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut(address.0))
-            .ok_or_else(|| PyValueError::new_err("there is no memory at address 0"))?;
-        lent::region(address, nbytes.0, kind, owner).map(Self::new).map_err(error::raise)
+        // SAFETY: whoever calls this vouches for it; Python code has no Rust references to the memory.
+        let region = unsafe { lent::region(address.0, nbytes.0, kind, owner) };
+        let region =
+            region.ok_or_else(|| PyValueError::new_err("there is no memory at address 0"))?;
+        region.map(Self::new).map_err(error::raise)
     }
 
     /// Size in bytes.
