@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvx_connector::{Choice, Policy, choose, open};
+use kvx_connector::{Choice, Policy, choose, choose_every, open, open_every};
 use kvx_core::backend::TransferBackend;
 use kvx_core::config::BackendConfig;
 use kvx_core::port::Port;
@@ -119,19 +119,7 @@ impl Every {
     /// Finds out what there is: what `name` (with options) or the environment says, or all.
     pub(crate) fn find(name: Option<&str>) -> Result<Self> {
         let policy = policy(name)?;
-        if !policy_is_open(&policy) {
-            let choices = vec![choose(&policy, None)?];
-            return Ok(Self { policy, choices });
-        }
-        let offers = kvx_connector::offers(&policy)?;
-        let names = offers.iter().map(|offer| offer.split('@').next().unwrap_or(offer));
-        let choices = names.map(|name| choose(&policy.clone().with_name(Some(name)), None));
-        let mut choices: Vec<Choice> = choices.collect::<Result<_>>()?;
-        if choices.is_empty() {
-            // It says what speaks against each.
-            choices.push(choose(&policy, None)?);
-        }
-        choices.sort_by_key(|choice| choice.registration.name != "shm");
+        let choices = choose_every(&policy)?;
         Ok(Self { policy, choices })
     }
 
@@ -143,19 +131,8 @@ impl Every {
 
     /// Opens them for one rank. One that cannot be opened is left out, as long as another can.
     pub(crate) fn open(&self, runtime: &Runtime) -> Result<Opened> {
-        let (mut backends, mut first) = (Vec::new(), None);
-        for choice in &self.choices {
-            match runtime.block_on(open(choice, &self.policy.options)) {
-                Ok(backend) => backends.push(backend),
-                Err(error) => {
-                    first.get_or_insert(error);
-                }
-            }
-        }
-        match first {
-            Some(error) if backends.is_empty() => Err(error),
-            _ => Ok(Opened { backends, policy: self.policy.clone() }),
-        }
+        let backends = runtime.block_on(open_every(&self.choices, &self.policy.options))?;
+        Ok(Opened { backends, policy: self.policy.clone() })
     }
 }
 

@@ -16,7 +16,10 @@ mod select;
 pub mod ticket;
 pub mod worker;
 
-pub use select::{Choice, ChoiceReason, Considered, Policy, Verdict, choose, offers, open};
+pub use select::{
+    Choice, ChoiceReason, Considered, Policy, Verdict, choose, choose_every, offers, open,
+    open_every,
+};
 
 /// The built-in backends: one for each feature.
 ///

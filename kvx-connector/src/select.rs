@@ -67,6 +67,54 @@ pub async fn open(choice: &Choice, config: &BackendConfig) -> Result<Arc<dyn Tra
     Ok(backend)
 }
 
+/// Chooses for a rank whose peers are not known yet: the backend that is named, by the policy or the environment; else all that can
+/// be used here, those that reach one host only first, as the others take the memory that these allocate. Between two engines the best
+/// that both have is then taken.
+///
+/// # Errors
+///
+/// As for [`choose`].
+pub fn choose_every(policy: &Policy) -> Result<Vec<Choice>> {
+    if policy.named().is_some() {
+        return Ok(vec![choose(policy, None)?]);
+    }
+    let mut offers = offers(policy)?;
+    offers.sort_by_key(|offer| !offer.contains('@'));
+    let names = offers.iter().map(|offer| offer.split('@').next().unwrap_or(offer));
+    let choices: Vec<Choice> = names
+        .map(|name| choose(&policy.clone().with_name(Some(name)), None))
+        .collect::<Result<_>>()?;
+    match choices.is_empty() {
+        // It says what speaks against each.
+        true => Ok(vec![choose(policy, None)?]),
+        false => Ok(choices),
+    }
+}
+
+/// Opens what [`choose_every`] has chosen. One that cannot be opened is left out, as long as another can; why is logged.
+///
+/// # Errors
+///
+/// Those of the first that could not be opened, where none could.
+pub async fn open_every(
+    choices: &[Choice],
+    config: &BackendConfig,
+) -> Result<Vec<Arc<dyn TransferBackend>>> {
+    let (mut backends, mut first) = (Vec::new(), None);
+    for choice in choices {
+        match open(choice, config).await {
+            Ok(backend) => backends.push(backend),
+            Err(error) => {
+                first.get_or_insert(error);
+            }
+        }
+    }
+    match first {
+        Some(error) if backends.is_empty() => Err(error),
+        _ => Ok(backends),
+    }
+}
+
 fn offers_among(all: &[&'static Registration], policy: &Policy) -> Result<Vec<String>> {
     if policy.named().is_some() {
         return Ok(match choose_among(all, policy, None) {

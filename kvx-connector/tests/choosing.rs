@@ -106,3 +106,35 @@ mod shm {
         runtime.block_on(backend.close()).unwrap();
     }
 }
+
+/// A rank that does not know its peers yet has all open that it may be asked for.
+#[cfg(all(feature = "shm", feature = "mock", target_os = "linux"))]
+#[tokio::test]
+async fn a_rank_without_peers_opens_all_that_can_be_used_or_the_one_that_is_named() {
+    use kvx_connector::{Policy, choose_every, open_every};
+    use kvx_core::config::BackendConfig;
+
+    let names = |policy: &Policy| {
+        let every = choose_every(policy).unwrap();
+        every.iter().map(|choice| choice.registration.name).collect::<Vec<_>>()
+    };
+    let open = Policy::default();
+    let all = names(&open);
+    assert_eq!(all[0], "shm", "what reaches this host only comes first: {all:?}");
+    assert!(!all.contains(&"mock"), "never unasked: {all:?}");
+    let mock = open.clone().with_name(Some("mock"));
+    assert_eq!(names(&mock), ["mock"]);
+    let unknown = choose_every(&open.clone().with_name(Some("nothing"))).unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Config);
+
+    let mut choices = choose_every(&mock).unwrap();
+    let wrong: BackendConfig = "preset=nothing".parse().unwrap();
+    assert!(open_every(&choices, &wrong).await.is_err(), "none can be opened");
+    // One that can is enough: these options are wrong for shared memory only.
+    choices.insert(0, choose_every(&open).unwrap().swap_remove(0));
+    let right: BackendConfig = "preset=rc".parse().unwrap();
+    let opened = open_every(&choices, &right).await.unwrap();
+    assert_eq!(opened.len(), 1);
+    assert_eq!(opened[0].name(), "mock");
+    opened[0].close().await.unwrap();
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvx_connector::{Choice, Policy, choose, offers, open};
+use kvx_connector::{Policy, choose_every, open_every};
 use kvx_core::backend::TransferBackend;
 use kvx_core::{Error, ErrorKind, Result};
 
@@ -25,33 +25,7 @@ pub(super) fn open_for(name: Option<&str>) -> Result<Opened> {
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {
             Error::new(ErrorKind::Resources, "backends", "no runtime").with_source(source)
         })?;
-    let (mut backends, mut first) = (Vec::new(), None);
-    for choice in choices(&policy)? {
-        match runtime.block_on(open(&choice, &policy.options)) {
-            Ok(backend) => backends.push(backend),
-            Err(error) => {
-                first.get_or_insert(error);
-            }
-        }
-    }
-    match first {
-        Some(error) if backends.is_empty() => Err(error),
-        _ => Ok(Opened { backends, policy }),
-    }
-}
-
-fn choices(policy: &Policy) -> Result<Vec<Choice>> {
-    if policy.name.is_some() || policy.environment.is_some() {
-        return Ok(vec![choose(policy, None)?]);
-    }
-    let offers = offers(policy)?;
-    let names = offers.iter().map(|offer| offer.split('@').next().unwrap_or(offer));
-    let choices: Vec<Choice> = names
-        .map(|name| choose(&policy.clone().with_name(Some(name)), None))
-        .collect::<Result<_>>()?;
-    match choices.is_empty() {
-        // It says what speaks against each.
-        true => Ok(vec![choose(policy, None)?]),
-        false => Ok(choices),
-    }
+    let choices = choose_every(&policy)?;
+    let backends = runtime.block_on(open_every(&choices, &policy.options))?;
+    Ok(Opened { backends, policy })
 }
