@@ -197,7 +197,8 @@ mod tests {
         let chunks = Chunks::new(&places, &apart);
         assert_eq!((chunks.count(), ranges(&chunks, &apart)), (5, MOST));
         // Ranges that become one on both sides: as many bytes as a call takes.
-        let joined: Vec<_> = (0..8192_usize).map(|at| run(1, at as u64 * 256, (1 << 30) + at * 256, 256)).collect();
+        let count = 2 * CALL / 256;
+        let joined: Vec<_> = (0..count).map(|at| run(1, at as u64 * 256, (1 << 30) + at * 256, 256)).collect();
         let chunks = Chunks::new(&places, &joined);
         assert_eq!((chunks.count(), ranges(&chunks, &joined)), (2, CALL / 256));
     }

@@ -23,7 +23,7 @@ use crate::sys::vm::Vectors;
 pub(crate) const STRIDE: usize = 256 << 10;
 
 /// Bytes of one call to the kernel, at most about.
-pub(crate) const CALL: usize = 1 << 20;
+pub(crate) const CALL: usize = 4 << 20;
 
 /// A read of this side's.
 pub(crate) struct Read {
