@@ -16,6 +16,7 @@ use crate::link::Link;
 use crate::record::{self, Reply};
 use crate::route::Route;
 use crate::state::{Imported, Lanes, Outgoing, Phase, Place, State};
+use crate::sys::copy;
 use crate::sys::runs::{Runs, ThroughKernel};
 use crate::sys::vm::Vectors;
 
@@ -384,6 +385,7 @@ pub(crate) fn run(
         return Err(Halt::Stopped);
     }
     let mut inside = link.enter().ok_or(Halt::Over)?;
+    copy::pauses();
     let mut left = STRIDE;
     let mut through_kernel = false;
     let mut kernel = runs.through_kernel(&mut scratch.vectors);

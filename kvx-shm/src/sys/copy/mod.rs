@@ -13,6 +13,12 @@ mod x86;
 
 use std::ptr::NonNull;
 
+/// What this thread copies from here on does not follow at once on what it copied before: how long that took in all says nothing.
+pub(crate) fn pauses() {
+    #[cfg(target_arch = "x86_64")]
+    x86::pauses();
+}
+
 /// Copies `bytes` bytes.
 ///
 /// # Safety

@@ -2,84 +2,118 @@
 //!
 //! No way is the best on every machine: of two processors of one maker, four streams of stores past the cache had 1.5 times the
 //! speed of `memcpy` on the one, and 0.8 times on the other, where one stream had 1.4 times. So each thread now and then makes
-//! some copies by each way in turn, takes their times, and makes those that follow by the way with the least median. Both the first
-//! look and every later one take [`SAMPLES`] copies by each way.
+//! some copies by each way in turn, takes their times, and makes those that follow by the way with the least median. One copy says
+//! nothing, as it goes on while the next one begins: a sample is as many, one after the other, as have [`SAMPLE`] bytes.
 //!
-//! Invariant: between two looks `chosen` is a number below that of the ways that the caller has.
+//! Invariant: `chosen` and `way` are numbers below that of the ways that the caller has.
 
-use std::cell::{Cell, RefCell};
-use std::time::Instant;
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
 /// The most ways that there can be.
-pub(super) const WAYS: usize = 4;
+pub(super) const WAYS: usize = 3;
 
-/// Copies by each way in one look: their median is not that of the first ones, whose pages are new, nor of one that was interrupted.
+/// Samples of each way in one look: their median is not that of the first ones, whose pages are new, nor of one that was interrupted.
 const SAMPLES: usize = 9;
 
-/// Copies between the first look and the second; between later ones it is four times as many each time, up to the last. A look takes
-/// less than one in 400 of the copies by then.
-const FIRST: u32 = 64;
-const LAST: u32 = 16 << 10;
+/// Bytes of a sample.
+const SAMPLE: u64 = 192 << 10;
 
-/// What a thread knows of copies of about one size.
+/// Bytes between the first look and the second; between later ones it is four times as many each time, up to the last. A look takes
+/// less than one in 300 of the bytes by then.
+const FIRST: u64 = 2 << 20;
+const LAST: u64 = 2 << 30;
+
+/// What a thread knows.
 #[derive(Debug)]
 pub(super) struct Pace {
-    chosen: Cell<usize>,
-    /// Copies until the next look, and between that one and the one after.
-    left: Cell<u32>,
-    interval: Cell<u32>,
-    look: RefCell<Look>,
+    state: RefCell<State>,
 }
 
 #[derive(Debug)]
-struct Look {
+struct State {
+    chosen: usize,
+    /// Bytes until the next look, and between that one and the one after.
+    left: u64,
+    interval: u64,
+    /// Of the look: samples that were taken, and picoseconds per byte, by way.
     taken: usize,
-    /// Nanoseconds per MiB, by way.
     times: [[u64; SAMPLES]; WAYS],
+    /// The sample that is being taken.
+    sample: Option<Sample>,
+}
+
+/// Copies by one way, one after the other.
+#[derive(Debug)]
+struct Sample {
+    since: Instant,
+    bytes: u64,
 }
 
 impl Pace {
     pub(super) const fn new() -> Self {
         Self {
-            chosen: Cell::new(0),
-            left: Cell::new(0),
-            interval: Cell::new(FIRST),
-            look: RefCell::new(Look { taken: 0, times: [[0; SAMPLES]; WAYS] }),
+            state: RefCell::new(State {
+                chosen: 0,
+                left: 0,
+                interval: FIRST,
+                taken: 0,
+                times: [[0; SAMPLES]; WAYS],
+                sample: None,
+            }),
         }
+    }
+
+    /// What is copied from here on does not follow at once on what was copied before.
+    pub(super) fn pauses(&self) {
+        self.state.borrow_mut().sample = None;
     }
 
     /// Makes one copy of so many bytes by one of so many ways: `copy` is given its number.
     pub(super) fn copies(&self, ways: usize, bytes: usize, copy: impl FnOnce(usize)) {
-        let left = self.left.get();
-        if left > 0 {
-            self.left.set(left - 1);
-            return copy(self.chosen.get());
-        }
-        let way = self.look.borrow().taken % ways;
-        let begun = Instant::now();
+        let way = self.state.borrow_mut().begins(ways, bytes as u64);
         copy(way);
-        let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.took(ways, nanos.saturating_mul(1 << 20) / bytes.max(1) as u64);
+        self.state.borrow_mut().ends(ways, bytes as u64);
+    }
+}
+
+impl State {
+    /// By which way a copy is to be made.
+    fn begins(&mut self, ways: usize, bytes: u64) -> usize {
+        if self.left > 0 {
+            self.left = self.left.saturating_sub(bytes);
+            return self.chosen;
+        }
+        self.sample.get_or_insert_with(|| Sample { since: Instant::now(), bytes: 0 });
+        self.taken % ways
     }
 
-    fn took(&self, ways: usize, time: u64) {
-        let mut look = self.look.borrow_mut();
-        let (way, sample) = (look.taken % ways, look.taken / ways);
-        look.times[way][sample] = time;
-        look.taken += 1;
-        if look.taken < ways * SAMPLES {
+    fn ends(&mut self, ways: usize, bytes: u64) {
+        let Some(sample) = &mut self.sample else { return };
+        sample.bytes += bytes;
+        if sample.bytes >= SAMPLE {
+            let (took, bytes) = (sample.since.elapsed(), sample.bytes);
+            self.sample = None;
+            self.took(ways, took, bytes);
+        }
+    }
+
+    fn took(&mut self, ways: usize, time: Duration, bytes: u64) {
+        let picos = u64::try_from(time.as_nanos().saturating_mul(1000)).unwrap_or(u64::MAX);
+        self.times[self.taken % ways][self.taken / ways] = picos / bytes;
+        self.taken += 1;
+        if self.taken < ways * SAMPLES {
             return;
         }
-        look.taken = 0;
+        self.taken = 0;
         let median = |way: usize| {
-            let mut times = look.times[way];
+            let mut times = self.times[way];
             times.sort_unstable();
             times[SAMPLES / 2]
         };
-        self.chosen.set((0..ways).min_by_key(|way| median(*way)).unwrap_or(0));
-        let interval = self.interval.get();
-        self.left.set(interval);
-        self.interval.set((interval * 4).min(LAST));
+        self.chosen = (0..ways).min_by_key(|way| median(*way)).unwrap_or(0);
+        self.left = self.interval;
+        self.interval = (self.interval * 4).min(LAST);
     }
 }
 
@@ -87,63 +121,84 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Copies so many times, with these times for each way; says how often each was used.
-    fn goes(pace: &Pace, times: [u64; 3], copies: usize) -> [usize; 3] {
+    const BYTES: u64 = 32 << 10;
+
+    /// Copies so many bytes, with these times for each way; says how many went by each.
+    fn goes(state: &mut State, times: [u64; 3], bytes: u64) -> [u64; 3] {
         let mut used = [0; 3];
-        for _ in 0..copies {
-            let looks = pace.left.get() == 0;
-            let way = Cell::new(0);
-            if looks {
-                way.set(pace.look.borrow().taken % 3);
-                pace.took(3, times[way.get()]);
-            } else {
-                pace.copies(3, 1, |chosen| way.set(chosen));
+        for _ in 0..bytes / BYTES {
+            let way = state.begins(3, BYTES);
+            used[way] += BYTES;
+            if let Some(sample) = &mut state.sample {
+                sample.since = Instant::now();
+                sample.bytes += BYTES;
+                if sample.bytes >= SAMPLE {
+                    state.sample = None;
+                    state.took(3, Duration::from_nanos(times[way] * SAMPLE), SAMPLE);
+                }
             }
-            used[way.get()] += 1;
         }
         used
     }
 
+    const LOOK: u64 = 3 * SAMPLES as u64 * SAMPLE;
+
     #[test]
     fn the_fastest_is_taken_and_found_again_when_it_is_another() {
         let pace = Pace::new();
-        let look = 3 * SAMPLES;
-        assert_eq!(goes(&pace, [3, 1, 2], look), [SAMPLES; 3]);
-        assert_eq!(goes(&pace, [3, 1, 2], 64), [0, 64, 0]);
-        assert_eq!(goes(&pace, [3, 2, 1], look), [SAMPLES; 3]);
-        assert_eq!(goes(&pace, [3, 2, 1], 256), [0, 0, 256]);
+        let state = &mut pace.state.borrow_mut();
+        assert_eq!(goes(state, [3, 1, 2], LOOK), [LOOK / 3; 3]);
+        assert_eq!(goes(state, [3, 1, 2], FIRST), [0, FIRST, 0]);
+        assert_eq!(goes(state, [3, 2, 1], LOOK), [LOOK / 3; 3]);
+        assert_eq!(goes(state, [3, 2, 1], 4 * FIRST), [0, 0, 4 * FIRST]);
     }
 
     #[test]
-    fn some_copies_that_take_long_choose_nothing() {
+    fn some_samples_that_take_long_choose_nothing() {
         let pace = Pace::new();
+        let state = &mut pace.state.borrow_mut();
         for sample in 0..SAMPLES {
             for way in 0..3 {
                 let interrupted = way == 1 && sample % 3 == 0;
-                pace.took(3, if interrupted { 1_000_000 } else { [3, 1, 2][way] });
+                let time = if interrupted { 1_000_000 } else { [3, 1, 2][way] };
+                state.took(3, Duration::from_nanos(time * SAMPLE), SAMPLE);
             }
         }
-        assert_eq!(pace.chosen.get(), 1);
+        assert_eq!(state.chosen, 1);
     }
 
     #[test]
     fn looks_become_rare() {
         let pace = Pace::new();
-        let used = goes(&pace, [1, 2, 3], 1_000_000);
-        assert!(used[1] + used[2] < 2500, "{used:?}");
-        assert!(used[1] > 5 * SAMPLES, "it goes on looking: {used:?}");
+        let state = &mut pace.state.borrow_mut();
+        let all = 40 * LAST;
+        let used = goes(state, [1, 2, 3], all);
+        assert!((used[1] + used[2]) * 300 < all, "{used:?}");
+        assert!(used[1] > 30 * LOOK / 3, "it goes on looking: {used:?}");
+    }
+
+    /// What was copied before a pause is no part of a sample: the time of the pause would be, too.
+    #[test]
+    fn a_pause_ends_a_sample() {
+        let pace = Pace::new();
+        let sampled = || pace.state.borrow().sample.as_ref().map(|sample| sample.bytes);
+        pace.copies(2, 1000, |_| {});
+        assert_eq!(sampled(), Some(1000));
+        pace.pauses();
+        assert_eq!(sampled(), None);
+        pace.copies(2, 10, |way| assert_eq!(way, 0, "the same way again"));
+        assert_eq!(sampled(), Some(10));
     }
 
     #[test]
     fn every_copy_is_made_once() {
-        let pace = Pace::new();
-        let made = Cell::new(0);
+        let (pace, mut made) = (Pace::new(), 0);
         for _ in 0..1000 {
             pace.copies(2, 1 << 15, |way| {
                 assert!(way < 2);
-                made.set(made.get() + 1);
+                made += 1;
             });
         }
-        assert_eq!(made.get(), 1000);
+        assert_eq!(made, 1000);
     }
 }

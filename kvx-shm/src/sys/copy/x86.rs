@@ -8,14 +8,10 @@ use super::pace::Pace;
 const STRING: usize = 512;
 /// From here on they may be stored past the cache.
 const LONG: usize = 8 << 10;
-/// From here on there are four pages, and so four streams.
-const STREAMS: usize = 16 << 10;
-/// From here on it counts little how a copy begins and ends.
-const VERY_LONG: usize = 64 << 10;
 
 thread_local! {
-    /// Of long copies, by their size.
-    static PACES: [Pace; 3] = const { [Pace::new(), Pace::new(), Pace::new()] };
+    /// Of long copies.
+    static PACE: Pace = const { Pace::new() };
 }
 
 /// A way to make long copies.
@@ -31,16 +27,17 @@ enum Way {
     Streams,
 }
 
-/// The ways that there are for copies of so many bytes, on this processor.
-fn ways(bytes: usize) -> &'static [Way] {
-    let four = bytes >= STREAMS;
+/// The ways that there are on this processor.
+fn ways() -> &'static [Way] {
     match (is_x86_feature_detected!("avx"), is_x86_feature_detected!("avx512f")) {
         (false, _) => &[Way::String],
-        (true, false) if four => &[Way::Streams, Way::Stream, Way::String],
-        (true, false) => &[Way::Stream, Way::String],
-        (true, true) if four => &[Way::Streams, Way::Lines, Way::String],
-        (true, true) => &[Way::Lines, Way::String],
+        (true, false) => &[Way::Streams, Way::Stream, Way::String],
+        (true, true) => &[Way::Streams, Way::Lines, Way::String],
     }
+}
+
+pub(super) fn pauses() {
+    PACE.with(Pace::pauses);
 }
 
 /// # Safety
@@ -63,11 +60,10 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 ///
 /// As for [`super::copy`], of at least [`LONG`] bytes.
 unsafe fn long(from: *const u8, to: *mut u8, bytes: usize) {
-    let ways = ways(bytes);
+    let ways = ways();
     // SAFETY: what the caller vouches for; the processor has what its ways need.
     let by = |way: usize| unsafe { along(ways[way], from, to, bytes) };
-    let size = usize::from(bytes >= STREAMS) + usize::from(bytes >= VERY_LONG);
-    PACES.with(|paces| paces[size].copies(ways.len(), bytes, by));
+    PACE.with(|pace| pace.copies(ways.len(), bytes, by));
 }
 
 /// # Safety
@@ -283,7 +279,7 @@ mod tests {
 
     #[test]
     fn each_way_is_exact() {
-        for way in [LONG, STREAMS].into_iter().flat_map(ways).copied() {
+        for way in ways().iter().copied() {
             super::super::tests::is_exact(LONG.., |from: NonNull<u8>, to: NonNull<u8>, bytes| {
                 // SAFETY: what the caller vouches for: inside two vectors. The processor has this way.
                 unsafe { along(way, from.as_ptr(), to.as_ptr(), bytes) };
@@ -292,9 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_way_for_every_size() {
-        for bytes in [LONG, STREAMS - 1, STREAMS, VERY_LONG, usize::MAX] {
-            assert!((1..=super::super::pace::WAYS).contains(&ways(bytes).len()), "{bytes}");
-        }
+    fn there_are_no_more_ways_than_are_measured() {
+        assert!((1..=super::super::pace::WAYS).contains(&ways().len()));
     }
 }
