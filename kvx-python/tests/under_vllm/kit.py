@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,3 +46,30 @@ def waits(d: Engine, request: Request) -> bool:
 def both_idle(p: Engine, d: Engine, patience: float = 20.0) -> None:
     """Both come to rest, with nothing left."""
     run(p, d, until=lambda: p.idle and d.idle, patience=patience)
+
+
+def holdings() -> dict[str, int]:
+    """What this process holds of the system."""
+    tasks = os.listdir("/proc/self/task")
+    children = [Path(f"/proc/self/task/{task}/children") for task in tasks]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {
+        "threads": len(tasks),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "processes": sum(len(path.read_text().split()) for path in children if path.exists()),
+        # Of memory that others see, too: what the allocator maps is its own affair.
+        "shared mappings": sum(line.split(maxsplit=2)[1].endswith("s") for line in maps),
+    }
+
+
+def holds_no_more_than(before: dict[str, int], *engines: Engine, within: float = 5.0) -> None:
+    """What was of the dead is let go of, at the latest so many seconds after: nothing is left of it."""
+    until = time.monotonic() + within
+    while True:
+        now = holdings()
+        if all(count <= before[name] for name, count in now.items()):
+            return
+        assert time.monotonic() < until, f"{before} before, {now} after"
+        for engine in engines:
+            engine.step()
+        time.sleep(0.01)
