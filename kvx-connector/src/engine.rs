@@ -182,20 +182,6 @@ impl Engine {
             0 => (Vec::new(), 0),
             _ => (vec![part], 1),
         };
-        let order = GrantOrder {
-            lease,
-            key: key.clone(),
-            access,
-            tables: tables.clone(),
-            ttl: self.ttl,
-            hard: self.hard,
-            parts,
-            total: Some(total),
-            stages: 0,
-        };
-        let orders = std::iter::repeat_n(order, self.workers.len());
-        let granted = self.workers.iter().zip(orders).map(|(worker, order)| worker.grant(order));
-        let granted = granted.collect();
         let group = |(group, table): (&CacheGroup, &Table)| TicketGroup {
             kind: group.kind,
             block_tokens: group.block_tokens,
@@ -203,7 +189,7 @@ impl Engine {
         };
         let ticket = Ticket {
             access,
-            key,
+            key: key.clone(),
             engine: self.name.clone(),
             cards: self.cards.clone(),
             replica: self.layouts.first().map_or(0, |layout| layout.coords().dp),
@@ -214,6 +200,21 @@ impl Engine {
             parts: Parts::Whole,
             groups: groups.iter().zip(&tables).map(group).collect(),
         };
+        let order = GrantOrder {
+            lease,
+            key,
+            access,
+            tables,
+            fingerprint: Some(ticket.fingerprint()),
+            ttl: self.ttl,
+            hard: self.hard,
+            parts,
+            total: Some(total),
+            stages: 0,
+        };
+        let orders = std::iter::repeat_n(order, self.workers.len());
+        let granted = self.workers.iter().zip(orders).map(|(worker, order)| worker.grant(order));
+        let granted = granted.collect();
         Ok(Published { engine: self, ticket, granted })
     }
 
@@ -303,7 +304,11 @@ impl Engine {
             prove: Prove::Whole,
             digests: self.digests && access == Access::Read,
             stages: (0, 0),
-            options: FetchOptions { ttl: Some(ticket.ttl), ..FetchOptions::default() },
+            options: FetchOptions {
+                ttl: Some(ticket.ttl),
+                fingerprint: Some(ticket.fingerprint()),
+                ..FetchOptions::default()
+            },
         };
         let orders = std::iter::repeat_n(order, self.workers.len());
         let ranks = self.workers.iter().zip(orders).map(|(worker, order)| worker.fetch(order));

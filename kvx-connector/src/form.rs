@@ -41,6 +41,7 @@ own_form!(
     u16,
     u32,
     u64,
+    crate::protocol::Fingerprint,
     crate::protocol::TransferKey,
     kvx_core::layout::GroupKind,
     Incarnation

@@ -43,7 +43,7 @@ pub(super) const FAILURES: [&str; 17] = [
 const ROUTE: usize = FAILURES.len() - ERROR_KINDS.len();
 
 /// Why leases end, as labels.
-pub(super) const REASONS: [&str; 15] = [
+pub(super) const REASONS: [&str; 16] = [
     "done",
     "released",
     "expired",
@@ -59,6 +59,7 @@ pub(super) const REASONS: [&str; 15] = [
     "revoked",
     "other",
     "access",
+    "ticket",
 ];
 
 const fn reason(why: Reason) -> usize {
@@ -78,6 +79,7 @@ const fn reason(why: Reason) -> usize {
         Reason::Revoked => 12,
         Reason::Other => 13,
         Reason::Access => 14,
+        Reason::Ticket => 15,
     }
 }
 

@@ -108,6 +108,20 @@ impl fmt::Display for Reader {
 #[serde(transparent)]
 pub struct Nonce(pub u64);
 
+/// What a ticket says is to be read or written, in few bytes: which blocks of which groups, how many tokens, whether in parts, under
+/// which lease, and whether to read or to write. Two of one lease are equal only where all of that is.
+///
+/// It is no seal: whoever means to deceive can say any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fingerprint(pub u64);
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
 /// What of a request is published, transferred, settled, confirmed, and fails as one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {

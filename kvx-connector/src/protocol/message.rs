@@ -19,7 +19,7 @@ use std::time::Duration;
 use kvx_core::wire;
 use serde::{Deserialize, Serialize};
 
-use super::id::{LeaseName, Nonce, Part, Reader};
+use super::id::{Fingerprint, LeaseName, Nonce, Part, Reader};
 use super::terms::{Access, Ranks, Reason};
 
 /// From a user to an owner.
@@ -65,6 +65,9 @@ pub struct Hold {
     /// What it will do under the lease. `None`: an earlier version, which does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
+    /// What it is to be done to, as its ticket says. `None`: an earlier version, or an engine, that does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Asks whether the lease still held when this arrived.
@@ -90,6 +93,9 @@ pub struct Confirm {
     /// What it has done under the lease. `None`: an earlier version, which does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
+    /// What it was done to, as its ticket says. `None`: an earlier version, or an engine, that does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
 }
 
 impl Confirm {
@@ -113,6 +119,9 @@ pub struct Release {
     /// What it has done, or would have done, under the lease. `None`: an earlier version, which does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
+    /// What it was done to, or would have been, as its ticket says. `None`: an earlier version, or an engine, that does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Parts that are published, in any order, not all of them.
@@ -201,6 +210,16 @@ impl ToOwner {
         }
     }
 
+    /// To what the sender does it, as far as it says so.
+    #[must_use]
+    pub const fn fingerprint(&self) -> Option<Fingerprint> {
+        match self {
+            Self::Hold(Hold { fingerprint, .. })
+            | Self::Confirm(Confirm { fingerprint, .. })
+            | Self::Release(Release { fingerprint, .. }) => *fingerprint,
+        }
+    }
+
     /// The readers of the sender's attempt.
     #[must_use]
     pub const fn set(&self) -> &Ranks {
@@ -263,6 +282,7 @@ mod tests {
             total: true,
             asks: false,
             access: None,
+            fingerprint: None,
         })
     }
 

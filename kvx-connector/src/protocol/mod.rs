@@ -29,7 +29,7 @@ pub mod sim;
 mod terms;
 pub mod user;
 
-pub use id::{Attempt, LeaseName, Nonce, Part, Reader, TransferKey};
+pub use id::{Attempt, Fingerprint, LeaseName, Nonce, Part, Reader, TransferKey};
 #[cfg(any(test, feature = "sim"))]
 pub use plant::Plant;
 pub use terms::{Access, Ranks, Reason, RequestNumber, StageNumber, TransferNumber};

@@ -1,5 +1,7 @@
 //! Faults that tests plant in the machines, to show that each would be found.
 
+use super::terms::Reason;
+
 /// A fault of the protocol.
 #[cfg_attr(
     not(any(test, feature = "sim")),
@@ -96,6 +98,8 @@ pub enum Plant {
     WritesOverNewConnection,
     /// The owner does not look whether a user reads or writes.
     AccessIgnored,
+    /// The owner does not compare what a user reads or writes with what it granted.
+    FingerprintIgnored,
     /// The owner gives everybody who comes late the same reason.
     ReasonGuessed,
 }
@@ -103,7 +107,7 @@ pub enum Plant {
 #[cfg(any(test, feature = "sim"))]
 impl Plant {
     /// All of them.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 46] = [
         Self::FreeBeforeConfirm,
         Self::CountNotSet,
         Self::VerdictForgotten,
@@ -148,6 +152,7 @@ impl Plant {
         Self::LatePartProven,
         Self::WritesOverNewConnection,
         Self::AccessIgnored,
+        Self::FingerprintIgnored,
         Self::ReasonGuessed,
     ];
 }
@@ -176,5 +181,16 @@ impl Planted {
     #[inline(always)]
     pub(super) const fn has(&self, _: Plant) -> bool {
         false
+    }
+}
+
+impl Planted {
+    /// Whether nobody looks whether this is a reason to refuse what a user says.
+    pub(super) fn ignores(&self, why: Reason) -> bool {
+        match why {
+            Reason::Access => self.has(Plant::AccessIgnored),
+            Reason::Ticket => self.has(Plant::FingerprintIgnored),
+            _ => false,
+        }
     }
 }

@@ -118,6 +118,8 @@ pub enum Reason {
     Revoked,
     /// It is leased to be read and the user writes, or the other way round.
     Access,
+    /// The user's ticket is not as its owner gave it: other blocks, other tokens, other parts.
+    Ticket,
     /// Something that this version does not know.
     #[serde(other)]
     Other,
@@ -140,6 +142,7 @@ impl fmt::Display for Reason {
             Self::Contradiction => "it contradicts what was said before",
             Self::Revoked => "this user's access was ended",
             Self::Access => "it is leased for the other access: to be read or to be written",
+            Self::Ticket => "the ticket is not as the owner gave it",
             Self::Other => "for a reason that this version does not know",
         })
     }

@@ -30,6 +30,7 @@ impl<C: Channel> Rank<C> {
             lease: order.lease,
             key: order.key.clone(),
             access: order.access,
+            fingerprint: order.fingerprint,
             ttl: order.ttl,
             hard: order.hard,
             parts: order.parts.clone(),

@@ -59,6 +59,9 @@ fn refused(reason: Reason, access: Access, late: bool) -> Error {
             "the lease is not known to its engine: never granted, or over for long".into()
         }
         Reason::Access => format!("the lease is not to be {done}, and this side {does}"),
+        Reason::Ticket => {
+            "the ticket is not as its engine gave it: it names other blocks, tokens or parts than are leased".into()
+        }
         Reason::Full => "the engine has no room for the lease, or for another attempt".into(),
         Reason::Empty | Reason::Contradiction | Reason::Revoked | Reason::Other => {
             format!("the lease cannot be used: {reason}")
@@ -76,6 +79,9 @@ fn refused(reason: Reason, access: Access, late: bool) -> Error {
         | Reason::OtherLife
         | Reason::Unknown => "have the request computed again, and use the new ticket",
         Reason::Access => "fetch what was published, store into what was invited",
+        Reason::Ticket => {
+            "find what changes tickets on their way: a router may change addresses, and nothing else of them"
+        }
         Reason::Full => "try again later, or allow more leases and attempts there",
         Reason::Empty | Reason::Contradiction | Reason::Revoked | Reason::Other => "",
     };

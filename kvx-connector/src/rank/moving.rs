@@ -65,6 +65,7 @@ impl<C: Channel> Rank<C> {
             key: order.key.clone(),
             lease: order.lease,
             access: order.access,
+            fingerprint: order.options.fingerprint,
             reader: Reader { attempt: order.attempt, rank },
             sources,
             deadline: order.deadline.saturating_sub(spent),

@@ -14,7 +14,7 @@ use crate::protocol::user::Prove;
 use crate::ticket::Table;
 
 use crate::protocol::{
-    Access, Attempt, LeaseName, Part, Reason, RequestNumber, StageNumber, TransferKey,
+    Access, Attempt, Fingerprint, LeaseName, Part, Reason, RequestNumber, StageNumber, TransferKey,
 };
 
 /// A lease that this rank's engine grants on its blocks.
@@ -28,6 +28,8 @@ pub struct GrantOrder {
     pub access: Access,
     /// The request's blocks, one table per cache group.
     pub tables: Vec<Table>,
+    /// [That of the ticket](crate::ticket::Ticket::fingerprint): whoever says another is refused.
+    pub fingerprint: Option<Fingerprint>,
     /// For how long it holds without a heartbeat.
     pub ttl: Duration,
     /// For how long it holds at most.
@@ -90,6 +92,8 @@ pub struct FetchOrder {
 pub struct FetchOptions {
     /// For how long the lease holds without a heartbeat, as its ticket says: one is sent thrice in that time at least.
     pub ttl: Option<Duration>,
+    /// [That of its ticket](crate::ticket::Ticket::fingerprint), which the owner compares with what it granted.
+    pub fingerprint: Option<Fingerprint>,
     /// Whether the lease stays held when the request fails, because whoever ordered it will order it again as the same reader,
     /// or [release](super::Rank::release) it. Not where it fails quarantined: then it is released.
     pub keep: bool,

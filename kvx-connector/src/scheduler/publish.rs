@@ -278,6 +278,7 @@ impl Publishing {
             tokens,
             ttl: config.lease,
             hard: config.hard,
+            fingerprint: ticket.fingerprint(),
             parts: running.parts.max(1),
             tables,
         });

@@ -149,7 +149,7 @@ pub(super) fn load(
         attempt: pull.attempt,
         replaces: None,
         request: request.clone(),
-        source: source(ticket),
+        source: pull.source.clone().unwrap_or_else(|| source(ticket)),
         deadline: config.deadline,
         announced: ticket.parts == Parts::Announced,
         local: blocks::own(&config.groups, tables, &tokens)?,
@@ -173,6 +173,7 @@ pub(super) fn source(ticket: &Ticket) -> Source {
         lease: ticket.lease,
         key: ticket.key.clone(),
         ttl: ticket.ttl,
+        fingerprint: ticket.fingerprint(),
     }
 }
 

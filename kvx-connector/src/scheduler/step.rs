@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::request::RequestId;
 use crate::form::{self, LeaseForm, List, Maybe, Millis, Parsed, Span, named_fields};
-use crate::protocol::{LeaseName, Reason, TransferKey};
+use crate::protocol::{Fingerprint, LeaseName, Reason, TransferKey};
 use crate::ticket::{Table, Ticket, TicketGroup};
 
 /// What the scheduler tells every worker of its engine in one step: the same bytes to all.
@@ -86,6 +86,8 @@ pub struct Grant {
     /// How long it runs at most, however often it is extended.
     #[serde(serialize_with = "form::millis")]
     pub hard: Duration,
+    /// That of its ticket.
+    pub fingerprint: Fingerprint,
     /// How many parts there were, where they went through the host's buffer; else 1.
     pub parts: u32,
     /// The blocks, one table for each of the engine's cache groups.
@@ -121,6 +123,8 @@ pub struct Source {
     /// How long the lease runs unless it is extended.
     #[serde(serialize_with = "form::millis")]
     pub ttl: Duration,
+    /// That of the ticket: it is of the whole, also where less is loaded.
+    pub fingerprint: Fingerprint,
 }
 
 /// A lease to be extended.
@@ -195,6 +199,7 @@ named_fields!(Grant {
     tokens: u64,
     ttl: Millis,
     hard: Millis,
+    fingerprint: Fingerprint,
     parts: u32,
     tables: List<Table, { Ticket::MAX_GROUPS }>,
 });
@@ -205,6 +210,7 @@ named_fields!(Source {
     lease: LeaseForm,
     key: TransferKey,
     ttl: Millis,
+    fingerprint: Fingerprint,
 });
 named_fields!(Hold { attempt: u64, deadline: Millis, source: Source });
 named_fields!(Withdrawal { lease: LeaseForm, why: Reason });

@@ -129,18 +129,6 @@ impl Node {
     ) -> (Ticket, Vec<Granted>) {
         let lease = LeaseName { owner: self.life, number, epoch: 0 };
         let key = TransferKey::new(format!("{}-{number}", self.life)).unwrap();
-        let order = GrantOrder {
-            lease,
-            key: key.clone(),
-            access: Access::Read,
-            tables: vec![table.clone()],
-            ttl,
-            hard,
-            parts: vec![whole(tokens)],
-            total: Some(1),
-            stages: 0,
-        };
-        let granted = self.workers.iter().map(|worker| worker.grant(order.clone())).collect();
         let group = &self.cache.layouts[0].groups()[0];
         let (kind, block_tokens) = (group.kind, group.block_tokens);
         let ticket = Ticket {
@@ -156,6 +144,19 @@ impl Node {
             parts: Parts::Whole,
             groups: vec![TicketGroup { kind, block_tokens, table: table.clone() }],
         };
+        let order = GrantOrder {
+            lease,
+            key: ticket.key.clone(),
+            access: Access::Read,
+            tables: vec![table.clone()],
+            fingerprint: Some(ticket.fingerprint()),
+            ttl,
+            hard,
+            parts: vec![whole(tokens)],
+            total: Some(1),
+            stages: 0,
+        };
+        let granted = self.workers.iter().map(|worker| worker.grant(order.clone())).collect();
         (ticket, granted)
     }
 
@@ -188,7 +189,10 @@ impl Node {
             prove: Prove::Whole,
             digests: false,
             stages: (0, 0),
-            options: FetchOptions::default(),
+            options: FetchOptions {
+                fingerprint: Some(ticket.fingerprint()),
+                ..FetchOptions::default()
+            },
         };
         self.workers.iter().map(|worker| worker.fetch(order.clone()).unwrap()).collect()
     }

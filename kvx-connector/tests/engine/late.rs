@@ -5,10 +5,11 @@ use std::time::Duration;
 use kvx_connector::control::Key;
 use kvx_connector::engine::EngineSetup;
 use kvx_connector::protocol::{Access, Reason};
-use kvx_connector::ticket::Ticket;
+use kvx_connector::ticket::{Parts, Ticket};
 use kvx_connector::worker::{Aborter, FetchFailure, Fetching};
 use kvx_core::ErrorKind;
 use kvx_core::layout::NamedLayout::FlashAttentionHnd as Hnd;
+use kvx_core::memory::Region;
 
 use crate::pair::{Over, Shape, Side, model, side};
 use crate::{TOKENS, Two, key};
@@ -34,6 +35,16 @@ async fn ended_by(two: &Two, why: Reason) -> Ticket {
     }
     assert_eq!(published.over().await.unwrap(), [why]);
     ticket
+}
+
+/// All that is in an engine's memory.
+fn bytes(side: &Side) -> Vec<Vec<u8>> {
+    let read = |region: &Region| {
+        let mut bytes = vec![0; usize::try_from(region.bytes()).unwrap()];
+        region.read_at(0, &mut bytes).unwrap();
+        bytes
+    };
+    side.regions.iter().flatten().map(read).collect()
 }
 
 fn assert_told(failure: &FetchFailure, why: Reason, text: &str) {
@@ -90,6 +101,44 @@ async fn a_ticket_that_was_changed_is_refused_by_the_owner() {
     let fetch = two.producer.engine.fetch(&ticket, 0..TOKENS, &two.theirs).unwrap();
     let failure = fetch.over().await.unwrap_err();
     assert_told(&failure, Reason::Access, "not to be read, and this side reads");
+    let store = two.producer.engine.store(invited.ticket(), 0..TOKENS, &two.theirs).unwrap();
+    store.over().await.unwrap();
+    assert_eq!(invited.over().await.unwrap(), [Reason::Done]);
+}
+
+/// A ticket in which somebody put other blocks, tokens or parts, with a checksum that fits.
+#[tokio::test]
+async fn a_ticket_of_other_blocks_is_refused_by_the_owner() {
+    let two = Two::new(|_| {}, |_| {}).await;
+    let published = two.publish("r");
+    let edits: [fn(&mut Ticket); 4] = [
+        |it| it.groups[0].table.ids.swap(0, 1),
+        |it| it.groups[0].table.ids[2] += 5,
+        |it| it.tokens -= 1,
+        |it| it.parts = Parts::Announced,
+    ];
+    let text = "not as its engine gave it";
+    for edit in edits {
+        let mut ticket = published.ticket().clone();
+        edit(&mut ticket);
+        let ticket = Ticket::from_bytes(&ticket.to_bytes().unwrap()).unwrap();
+        let fetch = two.consumer.engine.fetch(&ticket, 0..TOKENS - 1, &two.ours).unwrap();
+        assert_told(&fetch.over().await.unwrap_err(), Reason::Ticket, text);
+    }
+    // Its lease is not used up by that.
+    two.fetch(published.ticket()).over().await.unwrap();
+    assert_eq!(two.consumer.wrong(&two.ours, 0..TOKENS), 0);
+    assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+
+    // A writer is not let in: nothing is written, neither into the blocks that are leased nor into others.
+    let all = two.consumer.tables(2 * TOKENS, 1);
+    let invited = two.consumer.engine.invite(key("w"), TOKENS, &two.ours).unwrap();
+    let mut ticket = invited.ticket().clone();
+    ticket.groups[0].table.ids[0] = *all[0].ids.last().unwrap();
+    let before = bytes(&two.consumer);
+    let store = two.producer.engine.store(&ticket, 0..TOKENS, &two.theirs).unwrap();
+    assert_told(&store.over().await.unwrap_err(), Reason::Ticket, text);
+    assert!(bytes(&two.consumer) == before, "something was written");
     let store = two.producer.engine.store(invited.ticket(), 0..TOKENS, &two.theirs).unwrap();
     store.over().await.unwrap();
     assert_eq!(invited.over().await.unwrap(), [Reason::Done]);

@@ -8,8 +8,8 @@ use kvx_connector::protocol::message::{
 use kvx_connector::protocol::owner::{self, Grant, Owner};
 use kvx_connector::protocol::user::{self, Ask, Outcome, Prove, Source, User};
 use kvx_connector::protocol::{
-    Access, Attempt, LeaseName, Nonce, Part, Ranks, Reader, Reason, RequestNumber, TransferKey,
-    TransferNumber,
+    Access, Attempt, Fingerprint, LeaseName, Nonce, Part, Ranks, Reader, Reason, RequestNumber,
+    TransferKey, TransferNumber,
 };
 use kvx_core::id::Incarnation;
 
@@ -41,6 +41,7 @@ pub(crate) fn grant(number: u64, access: Access) -> Grant {
         lease: lease(number),
         key: TransferKey::new("r").unwrap(),
         access,
+        fingerprint: None,
         ttl: ms(1000),
         hard: ms(60_000),
         parts: parts(1),
@@ -52,8 +53,8 @@ pub(crate) fn grant(number: u64, access: Access) -> Grant {
 pub(crate) fn hold(number: u64, reader: Reader, set: &[u16]) -> ToOwner {
     let set = Ranks::new(set.iter().copied()).unwrap();
     let lease = lease(number);
-    let (have, total, asks, access) = (0, false, true, None);
-    ToOwner::Hold(Hold { lease, reader, set, have, total, asks, access })
+    let (have, total, asks, access, fingerprint) = (0, false, true, None, None);
+    ToOwner::Hold(Hold { lease, reader, set, have, total, asks, access, fingerprint })
 }
 
 pub(crate) fn confirm(number: u64, reader: Reader, set: &[u16], nonce: u64) -> ToOwner {
@@ -69,12 +70,23 @@ pub(crate) fn confirm(number: u64, reader: Reader, set: &[u16], nonce: u64) -> T
         last: true,
         left_ms: 60_000,
         access: None,
+        fingerprint: None,
     })
+}
+
+/// That of a reader which has moved nothing.
+pub(crate) fn confirm_of_nothing(number: u64, reader: Reader, nonce: u64) -> ToOwner {
+    let mut message = confirm(number, reader, &[reader.rank], nonce);
+    if let ToOwner::Confirm(confirm) = &mut message {
+        confirm.parts = 0;
+    }
+    message
 }
 
 pub(crate) fn release(number: u64, reader: Reader, set: &[u16]) -> ToOwner {
     let set = Ranks::new(set.iter().copied()).unwrap();
-    ToOwner::Release(Release { lease: lease(number), reader, set, access: None })
+    let (lease, access, fingerprint) = (lease(number), None, None);
+    ToOwner::Release(Release { lease, reader, set, access, fingerprint })
 }
 
 /// An owner and the time.
@@ -148,6 +160,16 @@ pub(crate) fn saying(access: Access, mut message: ToOwner) -> ToOwner {
         ToOwner::Hold(Hold { access: said, .. })
         | ToOwner::Confirm(Confirm { access: said, .. })
         | ToOwner::Release(Release { access: said, .. }) => *said = Some(access),
+    }
+    message
+}
+
+/// The same, said of blocks that this number stands for.
+pub(crate) fn touching(blocks: u64, mut message: ToOwner) -> ToOwner {
+    match &mut message {
+        ToOwner::Hold(Hold { fingerprint: said, .. })
+        | ToOwner::Confirm(Confirm { fingerprint: said, .. })
+        | ToOwner::Release(Release { fingerprint: said, .. }) => *said = Some(Fingerprint(blocks)),
     }
     message
 }
@@ -280,6 +302,7 @@ pub(crate) fn ask(number: u64, peers: &[u8], count: u32, access: Access) -> Ask 
         key: TransferKey::new("r").unwrap(),
         lease: lease(number),
         access,
+        fingerprint: None,
         reader: reader(1, 0),
         sources: peers.iter().map(source).collect(),
         deadline: ms(30_000),

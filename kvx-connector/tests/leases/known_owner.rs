@@ -5,8 +5,8 @@ use kvx_connector::protocol::owner::{Config, Grant, Input, Output};
 use kvx_connector::protocol::{Access, LeaseName, Reason};
 
 use crate::bench::{
-    ENGINE, Own, confirm, ended, freed, grant, hold, lease, ms, parts, peer, reader, release,
-    verdicts,
+    ENGINE, Own, confirm, confirm_of_nothing, ended, freed, grant, hold, lease, ms, parts, peer,
+    reader, release, verdicts,
 };
 
 fn granted(access: Access) -> Own {
@@ -51,7 +51,7 @@ fn a_lease_of_nothing_is_free_at_once() {
     let mut own = Own::new();
     let nothing = Grant { parts: vec![], total: Some(0), ..grant(1, Access::Read) };
     assert_eq!(freed(&own.tell(Input::Grant(nothing))), [(1, Reason::Empty)]);
-    let out = own.hear(1, confirm(1, reader(1, 0), &[0], 5));
+    let out = own.hear(1, confirm_of_nothing(1, reader(1, 0), 5));
     assert_eq!((verdicts(&out), freed(&out)), (vec![true], vec![]));
 }
 

@@ -18,4 +18,6 @@ mod model;
 #[cfg(test)]
 mod planted;
 #[cfg(test)]
+mod tickets;
+#[cfg(test)]
 mod told;

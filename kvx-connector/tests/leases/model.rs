@@ -301,6 +301,7 @@ impl State {
             lease: self.lease,
             key: TransferKey::new("r").unwrap(),
             access: Access::Read,
+            fingerprint: None,
             ttl: Duration::from_secs(2),
             hard: Duration::from_secs(3),
             parts: parts(size),
@@ -320,6 +321,7 @@ impl State {
             key: TransferKey::new("r").unwrap(),
             lease,
             access: Access::Read,
+            fingerprint: None,
             reader: Reader { attempt: Attempt { user: life(50), number: self.attempts }, rank: 0 },
             sources: vec![Source {
                 peer: OWNER,

@@ -6,8 +6,8 @@ use kvx_connector::protocol::user::{self, Outcome, Why};
 use kvx_connector::protocol::{Access, LeaseName, Reason};
 
 use crate::bench::{
-    ENGINE, Own, Use, confirm, confirms, ended, failed, freed, grant, hold, lease, peer, posts,
-    reader, reasons, release, released_to, saying, verdicts,
+    ENGINE, Own, Use, confirm, confirm_of_nothing, confirms, ended, failed, freed, grant, hold,
+    lease, peer, posts, reader, reasons, release, released_to, saying, verdicts,
 };
 
 const OTHERS: [(Access, Access); 2] =
@@ -160,7 +160,7 @@ fn a_lease_of_nothing_is_confirmed_also_long_after() {
     own.tell(Input::Grant(Grant { parts: vec![], total: Some(0), ..grant(1, Access::Read) }));
     own.pass(3_600_000);
     assert_eq!(own.owner.remembered(), 0);
-    assert_eq!(verdicts(&own.hear(1, confirm(1, reader(1, 0), &[0], 5))), [true]);
+    assert_eq!(verdicts(&own.hear(1, confirm_of_nothing(1, reader(1, 0), 5))), [true]);
     assert_eq!(ended(&own.hear(1, hold(1, reader(1, 0), &[0]))), []);
 }
 

@@ -93,7 +93,11 @@ fn every_promise_is_kept_under_every_fault() {
     eprintln!("{seeds:?}: {tally:?}");
     if seeds.end - seeds.start > 100 {
         assert!(
-            tally.runs > 50 && tally.ready > 50 && tally.failed > 0 && tally.aborted > 0,
+            tally.runs > 50
+                && tally.ready > 50
+                && tally.failed > 0
+                && tally.aborted > 0
+                && tally.edited > 0,
             "{tally:?}"
         );
     }
@@ -110,6 +114,7 @@ fn faults_of_the_machines_are_found_through_the_whole() {
         Plant::FailureBeforeSiblings,
         Plant::AbortUnpinsEarly,
         Plant::OneSourceIsAll,
+        Plant::FingerprintIgnored,
     ] {
         let found = (0..1000).find_map(|seed| Some((seed, run(seed, Some(plant))?.err()?)));
         let Some((seed, broken)) = found else { panic!("{plant:?} was not found") };

@@ -12,7 +12,8 @@ use crate::protocol::terms::{Reason, StageNumber};
 
 impl Owner {
     pub(super) fn grant(&mut self, now: Duration, grant: Grant, out: &mut Vec<Output>) {
-        let Grant { lease: name, key, access, ttl, hard, parts, total, stages } = grant;
+        let Grant { lease: name, key, access, fingerprint, ttl, hard, parts, total, stages } =
+            grant;
         let later = |known: &&LeaseName| known.number == name.number && known.epoch > name.epoch;
         let near = LeaseName { epoch: 0, ..name }..=LeaseName { epoch: u32::MAX, ..name };
         let epochs: Vec<LeaseName> = self.leases.range(near).map(|(name, _)| *name).collect();
@@ -34,6 +35,7 @@ impl Owner {
         let lease = Lease {
             key,
             granted: Some(access),
+            fingerprint,
             ttl,
             hard_at,
             state,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use kvx_core::id::Incarnation;
 
 use crate::protocol::few::Few;
-use crate::protocol::id::{Attempt, Nonce, Part, TransferKey};
+use crate::protocol::id::{Attempt, Fingerprint, Nonce, Part, TransferKey};
+use crate::protocol::message::ToOwner;
 use crate::protocol::terms::{Access, Ranks, Reason};
 
 /// A lease at one rank of the owner.
@@ -15,6 +16,8 @@ pub(super) struct Lease {
     pub(super) key: TransferKey,
     /// `None`: it was never granted.
     pub(super) granted: Option<Access>,
+    /// `None`: the engine did not say what exactly.
+    pub(super) fingerprint: Option<Fingerprint>,
     pub(super) ttl: Duration,
     /// When it ends, whoever extends it.
     pub(super) hard_at: Duration,
@@ -162,6 +165,7 @@ impl Lease {
         Self {
             key,
             granted: None,
+            fingerprint: None,
             ttl: Duration::ZERO,
             hard_at: Duration::ZERO,
             state: State::Ended { why, forget_at },
@@ -180,10 +184,12 @@ impl Lease {
         matches!(self.granted, Some(Access::Write))
     }
 
-    /// Whether it allows what a user says that it does.
-    pub(super) fn allows(&self, said: Option<Access>) -> bool {
-        let (Some(granted), Some(said)) = (self.granted, said) else { return true };
-        granted == said
+    /// Why it does not allow what a user says that it does, if so.
+    pub(super) fn forbids(&self, message: &ToOwner) -> Option<Reason> {
+        if differ(self.granted, message.access()) {
+            return Some(Reason::Access);
+        }
+        differ(self.fingerprint, message.fingerprint()).then_some(Reason::Ticket)
     }
 
     pub(super) const fn is_held(&self) -> bool {
@@ -224,4 +230,9 @@ impl Lease {
         let writers = self.is_written() && self.users().any(|(_, _, user)| user.stand.may_move());
         self.running == 0 && !writers
     }
+}
+
+/// Whether a user says another thing than was granted, where both are said.
+fn differ<T: PartialEq>(granted: Option<T>, said: Option<T>) -> bool {
+    granted.is_some() && said.is_some() && granted != said
 }

@@ -35,8 +35,9 @@
 //!   A writer writes only after it was answered, and is answered only when nothing of another attempt can still move: what
 //!   is written last is of one attempt, also where the other's process has died. (Promises 1 and 3.)
 //! - *Held* ends at the latest when `hard` has passed, *draining* at the latest by quarantine. (Promise 4.)
-//! - A user that says that it reads what is to be written, or writes what is to be read, is refused before it is known as a
-//!   reader: it neither holds nor ends the lease, and a writer is never let in. (Promises 1 and 3.)
+//! - A user that says that it reads what is to be written, or writes what is to be read, or that it does so to other blocks or tokens
+//!   than were granted, is refused before it is known as a reader: it neither holds nor ends the lease, is never told that it held, and
+//!   a writer is never let in. (Promises 1 and 3.)
 //! - Whoever comes late is told why the lease ended, also when all else of it is forgotten
 //!   ([`max_past`](Config::max_past)).
 //! - What one peer says changes only readers that it has made known itself. All tables are bounded; what is refused or

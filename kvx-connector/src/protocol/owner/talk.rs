@@ -56,8 +56,9 @@ impl Owner {
             ToOwner::Hold(_) if why == Reason::Empty => {
                 send_parts(lease, reader, peer, &[], Some(0), out);
             }
-            ToOwner::Confirm(Confirm { nonce, .. }) if why == Reason::Empty => {
-                let verdict = Verdict { lease, reader, nonce: *nonce, held: true, why: None };
+            ToOwner::Confirm(confirm) if is_of_nothing(why, confirm) => {
+                let nonce = confirm.nonce;
+                let verdict = Verdict { lease, reader, nonce, held: true, why: None };
                 out.push(Output::Send { peer, message: ToUser::Verdict(verdict) });
             }
             _ => self.refuse(peer, message, why, out),
@@ -91,11 +92,10 @@ impl Owner {
         let most = self.config.max_attempts;
         let Some(lease) = self.leases.get_mut(&name) else { return };
         let held = lease.is_held();
-        let allows = lease.allows(message.access()) || self.planted.has(Plant::AccessIgnored);
-        let refused = match allows {
-            true => find(lease, peer, &message, most, any, replaces).err(),
-            false => Some(Reason::Access),
-        };
+        let refused = lease
+            .forbids(&message)
+            .filter(|why| !self.planted.ignores(*why))
+            .or_else(|| find(lease, peer, &message, most, any, replaces).err());
         match (refused, &lease.state) {
             (None, State::Held { .. }) => self.while_held(now, name, peer, message, out),
             (None | Some(Reason::Unknown), State::Draining { why, .. })
@@ -206,12 +206,11 @@ impl Owner {
                 self.tell_parts(name, peer, &Hold { asks: true, ..hold.clone() }, out);
             }
             ToOwner::Hold(_) => self.refuse(peer, &message, why, out),
-            ToOwner::Confirm(Confirm { nonce, last, .. }) => {
+            ToOwner::Confirm(confirm @ Confirm { nonce, last, .. }) => {
                 let knows = |user: &User| {
                     (user.knows(*nonce) && !forgets) || (ignores && !user.held.is_empty())
                 };
-                // Where there is nothing to read, nothing can be stale.
-                let held = why == Reason::Empty || user.as_deref().is_some_and(knows);
+                let held = is_of_nothing(why, confirm) || user.as_deref().is_some_and(knows);
                 if let Some(user) = user
                     && *last
                     && !user.stand.is_final()
@@ -271,6 +270,11 @@ impl Owner {
             }
         }
     }
+}
+
+/// Whether there was nothing to transfer, and nothing was: then nothing can be stale.
+fn is_of_nothing(why: Reason, confirm: &Confirm) -> bool {
+    why == Reason::Empty && confirm.parts == 0
 }
 
 /// One message for each [`PartList::MAX`] parts, and one at least.

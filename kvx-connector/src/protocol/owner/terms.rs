@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvx_core::id::Incarnation;
 
-use crate::protocol::id::{LeaseName, Part, Reader, TransferKey};
+use crate::protocol::id::{Fingerprint, LeaseName, Part, Reader, TransferKey};
 use crate::protocol::message::{ToOwner, ToUser};
 use crate::protocol::terms::{Access, Reason, StageNumber};
 
@@ -75,6 +75,8 @@ pub struct Grant {
     pub key: TransferKey,
     /// What it allows.
     pub access: Access,
+    /// What is granted, as the ticket says it. `None`: it is not compared with what users say.
+    pub fingerprint: Option<Fingerprint>,
     /// For how long it holds without a heartbeat.
     pub ttl: Duration,
     /// For how long it holds at most, however often it is extended.

@@ -150,7 +150,7 @@ impl World {
         req.flying += 1;
         let (owner, owner_life) = req.sources[usize::from(source)];
         let mine = req.blocks.get(&(source, part.number)).copied();
-        let (job, access) = (req.job, req.access);
+        let (job, access, edited) = (req.job, req.access, req.edited);
         self.users[seat].transfers.insert(transfer, request);
         let lease = self.jobs[job].lease;
         let theirs = self.granted[job].blocks.get(&(owner, seat, part.number)).copied();
@@ -160,6 +160,7 @@ impl World {
         if access == Access::Write && there && up {
             let spec = self.owners[owner].specs.get(&lease);
             ensure!(spec.is_some_and(|spec| !spec.freed), "{request:?} writes what is not leased");
+            ensure!(!edited, "{request:?} writes into other blocks than are leased");
         }
         let copies: Vec<_> = theirs.zip(mine.map(|(block, _)| block)).into_iter().collect();
         if !up || (!self.dice.chance(9, 10)) {

@@ -30,6 +30,7 @@ impl World {
             job,
             reader: ask.reader,
             access: ask.access,
+            edited: ask.fingerprint != Some(self.jobs[job].fingerprint()),
             sources,
             blocks,
             deadline: now + ask.deadline,

@@ -37,7 +37,7 @@ impl World {
             owner::Input::Grant(grant) => {
                 self.report.granted += 1;
                 let name = grant.lease;
-                let mut spec = Spec::new(grant.access, now, grant.ttl, grant.hard);
+                let mut spec = Spec::new(grant, now);
                 spec.cause = (grant.total == Some(0)).then_some(Reason::Empty);
                 let owner = &mut self.owners[seat];
                 owner.expected.remove(&name);

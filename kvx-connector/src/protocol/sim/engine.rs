@@ -3,9 +3,9 @@
 use kvx_core::id::Incarnation;
 use rand::RngExt as _;
 
-use super::script::{Climate, Job, other};
+use super::script::{Climate, Job, Mistake, other};
 use super::world::{Event, Granted, World};
-use crate::protocol::id::{Attempt, LeaseName, Reader};
+use crate::protocol::id::{Attempt, Fingerprint, LeaseName, Reader};
 use crate::protocol::owner::{self, Grant};
 use crate::protocol::terms::{Access, Ranks, Reason, RequestNumber};
 use crate::protocol::user::{self, Ask, Source};
@@ -77,6 +77,7 @@ impl World {
                 lease: job.lease,
                 key: job.key.clone(),
                 access: job.access,
+                fingerprint: Some(job.fingerprint()),
                 ttl: job.ttl,
                 hard: job.hard,
                 parts: job.part_list(0, job.at_first),
@@ -143,8 +144,20 @@ impl World {
         let queued = self.dice.among(0, queue.min(900_000));
         // An engine that is mistaken: not among those who do not say what they do. Of a lease without parts there is nothing to be
         // mistaken in: it ends with its grant, as used, whoever asks.
-        let mistaken = wild && !self.setting.earlier && job.parts > 0 && self.dice.chance(1, 25);
-        let access = if mistaken { other(job.access) } else { job.access };
+        let may = wild && !self.setting.earlier && job.parts > 0;
+        let mistake = match may.then(|| self.dice.0.random_range(0..25_u32)) {
+            Some(0) => Some(Mistake::Access),
+            Some(1) => Some(Mistake::Ticket),
+            _ => None,
+        };
+        let access = match mistake {
+            Some(Mistake::Access) => other(job.access),
+            _ => job.access,
+        };
+        let fingerprint = match mistake {
+            Some(Mistake::Ticket) => Fingerprint(self.dice.0.random()),
+            _ => job.fingerprint(),
+        };
         for user in 0..self.users.len() {
             let Some(sources) = self.sources(at, user) else { continue };
             // A rank that never hears of it.
@@ -160,6 +173,7 @@ impl World {
                 key: job.key.clone(),
                 lease: job.lease,
                 access,
+                fingerprint: Some(fingerprint),
                 reader: Reader { attempt, rank: u16::try_from(user).unwrap_or(0) },
                 sources,
                 deadline: self.setting.deadline,

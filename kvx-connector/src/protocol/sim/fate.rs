@@ -66,6 +66,7 @@ impl World {
         ensure!(req.flying + req.staging == 0, "{request:?} is ready, and something still moves");
         let leased = self.jobs[req.job].access;
         ensure!(req.access == leased, "{request:?} is ready, and the lease is {leased}");
+        ensure!(!req.edited, "{request:?} is ready, and moved other blocks than are leased");
         let lease = self.jobs[req.job].lease;
         for (owner, life) in &req.sources {
             let owner = &self.owners[*owner];
@@ -87,7 +88,9 @@ impl World {
         source: u16,
         part: u32,
     ) -> Verdict {
-        ensure!(!self.req(seat, request)?.over, "{request:?} is over, and proven");
+        let req = self.req(seat, request)?;
+        ensure!(!req.over, "{request:?} is over, and proven");
+        ensure!(!req.edited, "{request:?} has proven what was never leased");
         self.holds(seat, request, source, part)
     }
 
@@ -132,8 +135,9 @@ impl World {
                     || spec.is_none_or(|it| it.over == Some(reason) || it.cause == Some(reason))
             };
             // The last: its own process contradicted itself, see `lie`.
-            let other = [Reason::Unknown, Reason::Revoked, Reason::Contradiction, Reason::Access];
-            other.contains(&reason) || req.sources.iter().any(ended)
+            let own = [Reason::Access, Reason::Ticket];
+            let other = [Reason::Unknown, Reason::Revoked, Reason::Contradiction];
+            own.contains(&reason) || other.contains(&reason) || req.sources.iter().any(ended)
         };
         let right = match why {
             Why::Ended(reason) => over(reason),

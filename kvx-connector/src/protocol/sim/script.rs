@@ -7,7 +7,7 @@ use kvx_core::id::Incarnation;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
-use crate::protocol::id::{LeaseName, Part, TransferKey};
+use crate::protocol::id::{Fingerprint, LeaseName, Part, TransferKey};
 use crate::protocol::terms::Access;
 use crate::protocol::user::Prove;
 use crate::protocol::{owner, user};
@@ -63,6 +63,15 @@ pub(super) const fn other(access: Access) -> Access {
         Access::Read => Access::Write,
         Access::Write => Access::Read,
     }
+}
+
+/// How a user is mistaken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mistake {
+    /// It reads what is to be written, or the other way round.
+    Access,
+    /// Its ticket was edited.
+    Ticket,
 }
 
 /// Times and rates of one run. Times are microseconds of the world's clock, unless they are durations, which are of a machine's.
@@ -225,6 +234,11 @@ impl Job {
             prove: if dice.chance(1, 2) { Prove::Whole } else { Prove::EachPart },
             tags,
         }
+    }
+
+    /// What its ticket says.
+    pub(super) const fn fingerprint(&self) -> Fingerprint {
+        Fingerprint((self.lease.number << 32) + self.lease.epoch as u64)
     }
 
     /// The ranks of the user that confirm at a rank of the owner.

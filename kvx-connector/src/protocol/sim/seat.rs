@@ -98,6 +98,8 @@ pub(super) struct Req {
     pub(super) reader: Reader,
     /// What it does: that of the lease, but where the engine is mistaken.
     pub(super) access: Access,
+    /// Whether its ticket was edited: it would read or write what was never leased.
+    pub(super) edited: bool,
     /// The ranks of the owner and their lives at that time.
     pub(super) sources: Vec<(usize, Incarnation)>,
     /// Its blocks, by source and part, and what each holds after the stages.

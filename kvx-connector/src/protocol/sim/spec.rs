@@ -6,8 +6,9 @@ use std::time::Duration;
 use kvx_core::id::Incarnation;
 use kvx_mock::sim::Violation;
 
-use crate::protocol::id::{Attempt, LeaseName, Nonce, Reader};
+use crate::protocol::id::{Attempt, Fingerprint, LeaseName, Nonce, Reader};
 use crate::protocol::message::{Confirm, ToOwner};
+use crate::protocol::owner::Grant;
 use crate::protocol::terms::{Access, Reason};
 
 use super::ensure;
@@ -16,6 +17,7 @@ use super::ensure;
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
     pub(super) access: Access,
+    pub(super) fingerprint: Option<Fingerprint>,
     granted_at: Duration,
     ttl: Duration,
     hard_at: Duration,
@@ -56,13 +58,14 @@ impl Users {
 }
 
 impl Spec {
-    pub(super) fn new(access: Access, now: Duration, ttl: Duration, hard: Duration) -> Self {
+    pub(super) fn new(grant: &Grant, now: Duration) -> Self {
         Self {
-            access,
+            access: grant.access,
+            fingerprint: grant.fingerprint,
             granted_at: now,
-            ttl,
-            hard_at: now + hard,
-            expires: now + ttl.min(hard),
+            ttl: grant.ttl,
+            hard_at: now + grant.hard,
+            expires: now + grant.ttl.min(grant.hard),
             attempts: BTreeMap::new(),
             admitted: BTreeSet::new(),
             held: BTreeSet::new(),
@@ -105,7 +108,8 @@ impl Spec {
         }
         let (reader, set) = (message.reader(), message.set().as_slice());
         let other = message.access().is_some_and(|access| access != self.access);
-        if other || !set.contains(&reader.rank) {
+        let edited = message.fingerprint().is_some() && message.fingerprint() != self.fingerprint;
+        if other || edited || !set.contains(&reader.rank) {
             return;
         }
         let users = self
@@ -237,9 +241,11 @@ impl Spec {
         now: Duration,
         why: Reason,
     ) -> Result<(), Violation> {
-        let refused = [Reason::Contradiction, Reason::Full, Reason::Revoked, Reason::Access];
+        let refused = [Reason::Contradiction, Reason::Full, Reason::Revoked];
+        let mistaken = [Reason::Access, Reason::Ticket];
         // What waited for the grant until this moment has waited too long.
-        let right = refused.contains(&why)
+        let right = mistaken.contains(&why)
+            || refused.contains(&why)
             || (why == Reason::Unknown && now == self.granted_at)
             || (self.over.is_some() && [self.over, self.cause].contains(&Some(why)));
         ensure!(right, "{name}: {why} is told, and it is not so: over {:?}", self.over);

@@ -3,12 +3,12 @@
 use super::ensure;
 use super::script::other;
 use super::world::{Event, Verdict, World};
-use crate::protocol::id::Nonce;
+use crate::protocol::id::{Fingerprint, Nonce};
 use crate::protocol::message::{
     Confirm, Ended, Hold, PartList, Release, ToOwner, ToUser, Verdict as Judged,
 };
 use crate::protocol::owner;
-use crate::protocol::terms::{Ranks, Reason};
+use crate::protocol::terms::{Access, Ranks, Reason};
 use crate::protocol::user;
 
 impl World {
@@ -85,8 +85,16 @@ impl World {
         for seat in 0..self.users.len() {
             let before = self.users[seat].process.life;
             for id in self.flights.from(before) {
-                if let Some(flight) = self.flights.all.get_mut(&id) {
-                    flight.barred |= self.setting.revocable || !again;
+                let late = self.now + self.dice.among(0, 60_000);
+                let Some(flight) = self.flights.all.get_mut(&id) else { continue };
+                flight.barred |= self.setting.revocable || !again;
+                // What a card sends again when nobody is there any more.
+                if !flight.barred && flight.access == Access::Write && !flight.copies.is_empty() {
+                    flight.copied = flight.copied.min(flight.copies.len() - 1);
+                    flight.settles = flight.settles.max(late);
+                    let settles = flight.settles;
+                    self.exactly(late, Event::Copy(id));
+                    self.exactly(settles, Event::Settle(id));
                 }
             }
             let mut process = self.process();
@@ -112,6 +120,13 @@ impl World {
                 }
             }
         }
+        // Whoever comes in its place is asked for the same again: most often at once, while what was posted may still move.
+        for at in 0..self.jobs.len() {
+            if again && self.jobs[at].access == Access::Write && self.dice.chance(3, 4) {
+                let after = self.dice.among(0, 3_000);
+                self.after(after, Event::Attempt(at));
+            }
+        }
     }
 
     /// Somebody says what is not theirs to say.
@@ -122,7 +137,8 @@ impl World {
             return;
         }
         let (name, spec) = specs[self.dice.index(specs.len())];
-        let (name, readers, spec_access) = (*name, spec.readers(), spec.access);
+        let (name, readers) = (*name, spec.readers());
+        let (mut access, mut fingerprint) = (spec.access, spec.fingerprint);
         if readers.is_empty() {
             return;
         }
@@ -130,8 +146,7 @@ impl World {
         let life = self.owners[owner].process.life;
         // From a stranger all of it, from the reader itself with another set, or of another life or epoch.
         let (mut lease, mut from, mut set) = (name, stranger, set);
-        let mut access = spec_access;
-        match self.dice.index(5) {
+        match self.dice.index(6) {
             0 => {
                 from = peer;
                 set = if set.len() > 1 { vec![reader.rank] } else { vec![reader.rank, 900] };
@@ -148,6 +163,10 @@ impl World {
                 from = peer;
                 access = other(access);
             }
+            4 => {
+                from = peer;
+                fingerprint = Some(Fingerprint(1));
+            }
             _ => {}
         }
         let Ok(set) = Ranks::new(set) else { return };
@@ -163,6 +182,7 @@ impl World {
                 total: false,
                 asks: true,
                 access,
+                fingerprint,
             }),
             1 => ToOwner::Confirm(Confirm {
                 lease,
@@ -173,8 +193,9 @@ impl World {
                 last,
                 left_ms: 100,
                 access,
+                fingerprint,
             }),
-            _ => ToOwner::Release(Release { lease, reader, set, access }),
+            _ => ToOwner::Release(Release { lease, reader, set, access, fingerprint }),
         };
         let input = owner::Input::Message { peer: from, message };
         self.after(0, Event::Owner(owner, life, input));

@@ -334,12 +334,12 @@ impl World {
             return;
         };
         let mut message = if self.setting.encoded { carried(message) } else { message.clone() };
-        if let ToOwner::Hold(Hold { access, .. })
-        | ToOwner::Confirm(Confirm { access, .. })
-        | ToOwner::Release(Release { access, .. }) = &mut message
+        if let ToOwner::Hold(Hold { access, fingerprint, .. })
+        | ToOwner::Confirm(Confirm { access, fingerprint, .. })
+        | ToOwner::Release(Release { access, fingerprint, .. }) = &mut message
             && self.setting.earlier
         {
-            *access = None;
+            (*access, *fingerprint) = (None, None);
         }
         for way in self.ways().into_iter().flatten() {
             let input = owner::Input::Message { peer: from, message: message.clone() };

@@ -74,10 +74,14 @@ impl User {
             return;
         }
         let (lease, reader, access) = (request.lease, request.reader, request.access);
+        let does = (access, request.fingerprint);
         let source = &mut request.sources[at];
         let over = match source.phase {
             // It was never let in.
-            Phase::Failed(Why::Ended(Reason::Access) | Why::Stale(Some(Reason::Access))) => true,
+            Phase::Failed(
+                Why::Ended(Reason::Access | Reason::Ticket)
+                | Why::Stale(Some(Reason::Access | Reason::Ticket)),
+            ) => true,
             Phase::Failed(Why::Ended(_) | Why::Stale(_)) => access == Access::Read,
             _ => false,
         };
@@ -95,7 +99,7 @@ impl User {
         let entry = self.peers.entry(peer).or_default();
         entry.need(peer, out);
         let ready = entry.ready;
-        self.releases.begin(now, (peer, lease, reader), (set, access), ready, &mut self.shared);
+        self.releases.begin(now, (peer, lease, reader), (set, does), ready, &mut self.shared);
     }
 
     /// Something of a request that ends has settled.

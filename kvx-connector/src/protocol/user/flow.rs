@@ -164,6 +164,7 @@ impl Request {
             total: known || source.total.is_some(),
             asks: writes && !source.admitted,
             access: Some(self.access),
+            fingerprint: self.fingerprint,
         });
         out.push(Output::Send { peer: source.peer, message, route: Route::Control });
     }
@@ -279,6 +280,7 @@ impl Request {
             last,
             left_ms: Confirm::millis(left),
             access: Some(self.access),
+            fingerprint: self.fingerprint,
         });
         // What is repeated may have been lost with the data.
         let route = if asking.sent == 1 && source.data { Route::WithData } else { Route::Control };

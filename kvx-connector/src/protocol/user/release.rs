@@ -7,11 +7,14 @@ use kvx_core::id::Incarnation;
 
 use super::flow::Shared;
 use super::{Output, Route};
-use crate::protocol::id::{LeaseName, Reader};
+use crate::protocol::id::{Fingerprint, LeaseName, Reader};
 use crate::protocol::message::{Release, ToOwner};
 use crate::protocol::terms::{Access, Ranks};
 
 type Key = (Incarnation, LeaseName, Reader);
+
+/// What whoever gives a lease up has done, or would have done, and to what.
+type Does = (Access, Option<Fingerprint>);
 
 /// Bounded in count and in how often each is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -25,7 +28,7 @@ pub(super) struct Releases {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Waiting {
     set: Ranks,
-    access: Access,
+    does: Does,
     sent: u8,
     /// `None`: its peer cannot be reached at present.
     due: Option<Duration>,
@@ -38,7 +41,7 @@ impl Releases {
         &mut self,
         now: Duration,
         key: Key,
-        (set, access): (Ranks, Access),
+        (set, does): (Ranks, Does),
         ready: bool,
         shared: &mut Shared,
     ) {
@@ -50,7 +53,7 @@ impl Releases {
         let (due, until) = (ready.then_some(now), now + shared.config.release_for);
         self.due.extend(due.map(|due| (due, key)));
         self.ends.insert((until, key));
-        self.waiting.insert(key, Waiting { set, access, sent: 0, due, until });
+        self.waiting.insert(key, Waiting { set, does, sent: 0, due, until });
     }
 
     pub(super) fn lapse(&mut self, now: Duration, shared: &mut Shared, out: &mut Vec<Output>) {
@@ -75,8 +78,9 @@ impl Releases {
             waiting.due = Some(next);
             self.due.insert((next, key));
             let (peer, lease, reader) = key;
-            let (set, access) = (waiting.set.clone(), Some(waiting.access));
-            let message = ToOwner::Release(Release { lease, reader, set, access });
+            let (set, (access, fingerprint)) = (waiting.set.clone(), waiting.does);
+            let access = Some(access);
+            let message = ToOwner::Release(Release { lease, reader, set, access, fingerprint });
             out.push(Output::Send { peer, message, route: Route::Control });
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvx_core::id::Incarnation;
 
 use super::{Ask, Prove, Unproven, Why};
-use crate::protocol::id::{LeaseName, Nonce, Part, Reader, TransferKey};
+use crate::protocol::id::{Fingerprint, LeaseName, Nonce, Part, Reader, TransferKey};
 use crate::protocol::terms::{Access, Ranks, RequestNumber, StageNumber, TransferNumber};
 
 /// A request of one rank.
@@ -16,6 +16,7 @@ pub(super) struct Request {
     pub(super) key: TransferKey,
     pub(super) lease: LeaseName,
     pub(super) access: Access,
+    pub(super) fingerprint: Option<Fingerprint>,
     pub(super) reader: Reader,
     pub(super) prove: Prove,
     pub(super) before: u8,
@@ -161,6 +162,7 @@ impl Request {
             key: ask.key,
             lease: ask.lease,
             access: ask.access,
+            fingerprint: ask.fingerprint,
             reader: ask.reader,
             prove: ask.prove,
             before: ask.before,

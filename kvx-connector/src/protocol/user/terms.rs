@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvx_core::id::Incarnation;
 
-use crate::protocol::id::{LeaseName, Part, Reader, TransferKey};
+use crate::protocol::id::{Fingerprint, LeaseName, Part, Reader, TransferKey};
 use crate::protocol::message::{ToOwner, ToUser};
 use crate::protocol::terms::{Access, Ranks, Reason, RequestNumber, StageNumber, TransferNumber};
 
@@ -113,6 +113,8 @@ pub struct Ask {
     pub lease: LeaseName,
     /// What is to be done under it.
     pub access: Access,
+    /// To what, as its ticket says. `None`: the owner is not told, and compares nothing.
+    pub fingerprint: Option<Fingerprint>,
     /// This rank, in this attempt.
     pub reader: Reader,
     /// The owner's ranks: all to which this rank confirms.

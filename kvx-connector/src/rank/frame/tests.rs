@@ -11,7 +11,7 @@ use super::*;
 use crate::integrity::{Digest, Rows};
 use crate::protocol::message::{Confirm, Ended, Hold, PartList, Release, Released, Verdict};
 use crate::protocol::peers::{Message, Refusal};
-use crate::protocol::{Access, Attempt, Nonce, Part, Ranks, Reason};
+use crate::protocol::{Access, Attempt, Fingerprint, Nonce, Part, Ranks, Reason};
 
 /// Name and bytes of each, in hexadecimal.
 const SCHEMA_1: &str = include_str!("schema-1.txt");
@@ -48,6 +48,7 @@ fn hold() -> Hold {
         total: true,
         asks: true,
         access: None,
+        fingerprint: None,
     }
 }
 
@@ -62,11 +63,15 @@ fn to_owners() -> Vec<(&'static str, ToOwner)> {
         last: false,
         left_ms: 29_000,
         access: None,
+        fingerprint: None,
     };
     vec![
         ("hold", ToOwner::Hold(hold())),
         ("confirm", ToOwner::Confirm(confirm)),
-        ("release", ToOwner::Release(Release { lease, reader, set, access: None })),
+        (
+            "release",
+            ToOwner::Release(Release { lease, reader, set, access: None, fingerprint: None }),
+        ),
     ]
 }
 
@@ -165,16 +170,28 @@ fn added() -> Vec<(&'static str, Vec<u8>)> {
         other => other,
     };
     let access = Some(Access::Read);
-    let release = ToOwner::Release(Release { lease, reader, set: set(), access });
+    let fingerprint = None;
+    let release = ToOwner::Release(Release { lease, reader, set: set(), access, fingerprint });
+    let fingerprint = Some(Fingerprint(0xba80_8f27_3643_ddb7));
+    let touching = |message: &ToOwner| match message.clone() {
+        ToOwner::Hold(it) => ToOwner::Hold(Hold { fingerprint, ..it }),
+        ToOwner::Confirm(it) => ToOwner::Confirm(Confirm { fingerprint, ..it }),
+        ToOwner::Release(it) => ToOwner::Release(Release { fingerprint, ..it }),
+    };
     let why = Some(Reason::Expired);
     let verdict = ToUser::Verdict(Verdict { lease, reader, nonce: Nonce(5), held: false, why });
     let ended = ToUser::Ended(Ended { lease, reader, reason: Reason::Access });
+    let unlike = ToUser::Ended(Ended { lease, reader, reason: Reason::Ticket });
     vec![
         ("hold_access", to_owner(&hold).unwrap()),
         ("confirm_access", to_owner(&confirm).unwrap()),
         ("release_access", to_owner(&release).unwrap()),
         ("verdict_why", to_user(&verdict).unwrap()),
         ("ended_access", to_user(&ended).unwrap()),
+        ("hold_fingerprint", to_owner(&touching(&hold)).unwrap()),
+        ("confirm_fingerprint", to_owner(&touching(&confirm)).unwrap()),
+        ("release_fingerprint", to_owner(&touching(&release)).unwrap()),
+        ("ended_ticket", to_user(&unlike).unwrap()),
     ]
 }
 

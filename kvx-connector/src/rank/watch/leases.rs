@@ -86,12 +86,12 @@ impl Watch {
         message: &ToUser,
         granted: Option<&Granted>,
     ) {
-        if message.why() == Some(Reason::Access)
+        if let Some(why @ (Reason::Access | Reason::Ticket)) = message.why()
             && let Some(suppressed) = self.frames.pass(now)
         {
             let (lease, reader) = (message.lease(), message.reader());
             let leased = granted.map(|granted| granted.order.access.to_string());
-            warn!(%peer, %lease, %reader, leased, suppressed, "refused: leased for the other access");
+            warn!(%peer, %lease, %reader, leased, suppressed, "refused: {why}");
         }
         if let (ToUser::Verdict(verdict), Some(granted)) = (message, granted) {
             let what = if verdict.held { "confirmed" } else { "stale" };

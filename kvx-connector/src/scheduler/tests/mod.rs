@@ -15,7 +15,7 @@ use kvx_core::plan::BlockTable;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::protocol::{LeaseName, Reason};
+use crate::protocol::{Fingerprint, LeaseName, Reason};
 
 const NOW: Duration = Duration::from_secs(100);
 

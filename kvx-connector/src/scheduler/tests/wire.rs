@@ -31,6 +31,7 @@ fn full_step() -> StepMetadata {
         tokens: 40,
         ttl,
         hard,
+        fingerprint: Fingerprint(5),
         parts: 3,
         tables: tables.clone(),
     });

@@ -149,6 +149,7 @@ impl Book {
             key: grant.key,
             access: Access::Read,
             tables: grant.tables,
+            fingerprint: Some(grant.fingerprint),
             ttl: grant.ttl,
             hard: grant.hard,
             parts,

@@ -91,6 +91,7 @@ impl Book {
             stages: (0, 0),
             options: FetchOptions {
                 ttl: Some(source.ttl),
+                fingerprint: Some(source.fingerprint),
                 keep: true,
                 proven: attempt.proven.clone(),
                 without: Vec::new(),

@@ -81,8 +81,19 @@ impl World<'_> {
         let attempt = self.mine(rank, request)?;
         attempt.ready += 1;
         let (serial, all) = (attempt.serial, attempt.ready == attempt.ended.len());
-        let name = attempt.lease;
+        let (name, edited) = (attempt.lease, attempt.edited);
         self.tally.ready += 1;
+        // Whoever has to do with no rank of the other side is done at once, whatever the ticket says.
+        let moves = match self.access {
+            Access::Read => self.needs(rank),
+            Access::Write => all && (0..self.consumer.lives.len()).any(|rank| self.needs(rank)),
+        };
+        if edited && moves {
+            return Err(format!(
+                "request {} is ready at rank {rank} by an edited ticket",
+                request.0
+            ));
+        }
         if self.access == Access::Read {
             let what = format!("request {} is ready at rank {rank}", request.0);
             self.check_exact(rank, &[serial], &what)?;

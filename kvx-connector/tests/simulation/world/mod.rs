@@ -3,6 +3,7 @@
 
 mod bytes;
 mod ends;
+mod tickets;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ pub(crate) struct Tally {
     pub(crate) quarantined: u64,
     pub(crate) killed: u64,
     pub(crate) stuck: u64,
+    pub(crate) edited: u64,
 }
 
 impl Tally {
@@ -51,6 +53,7 @@ impl Tally {
         self.quarantined += other.quarantined;
         self.killed += other.killed;
         self.stuck += other.stuck;
+        self.edited += other.edited;
     }
 }
 
@@ -83,6 +86,8 @@ struct Try {
     ended: Vec<bool>,
     kept: Vec<bool>,
     ready: usize,
+    /// Whether its ticket was edited.
+    edited: bool,
 }
 
 pub(crate) struct World<'a> {
@@ -115,6 +120,8 @@ pub(crate) struct World<'a> {
     since_stop: Duration,
     /// Why the last request failed.
     last_error: String,
+    /// Whether tickets are edited on their way.
+    edits: bool,
     /// `KVX_SAY` is set.
     says: bool,
     tally: Tally,
@@ -206,6 +213,7 @@ impl<'a> World<'a> {
             next_attempt: 1,
             since_stop: Duration::ZERO,
             last_error: String::new(),
+            edits: true,
             says: std::env::var_os("KVX_SAY").is_some(),
             tally: Tally::default(),
             plant,
@@ -411,6 +419,7 @@ impl<'a> World<'a> {
                 .map_err(|error| error.to_string())?,
             access: self.access,
             tables: self.owner_tables(),
+            fingerprint: Some(self.ticket(name, self.serial)?.fingerprint()),
             ttl: TTL,
             hard: HARD,
             total: Some(1),
@@ -441,7 +450,9 @@ impl<'a> World<'a> {
         if self.attempt.is_some() || self.user().lives.is_empty() {
             return Ok(());
         }
-        let transfer = serial;
+        let mut ticket = self.ticket(lease, serial)?;
+        let edited = self.edit(&mut ticket);
+        self.tally.edited += u64::from(edited);
         if self.access == Access::Read {
             // Nothing of earlier attempts has moved since they ended.
             self.check_noise()?;
@@ -450,25 +461,26 @@ impl<'a> World<'a> {
             self.serial += 1;
             serial = self.serial;
             self.fill(serial)?;
-            if let Some(open) = self.lease.as_mut().filter(|open| open.name == lease) {
+            // Of an edited ticket's nothing may be there.
+            if let Some(open) = self.lease.as_mut().filter(|open| open.name == lease && !edited) {
                 open.serials.push(serial);
             }
         }
         let request = RequestNumber(self.next_attempt);
         self.next_attempt += 1;
-        let owner = self.owner();
+        let fingerprint = Some(ticket.fingerprint());
         let mut order = FetchOrder {
             request,
-            key: TransferKey::new(format!("r{transfer}")).map_err(|error| error.to_string())?,
-            engine: owner.name.parse().map_err(|error: kvx_core::Error| error.to_string())?,
-            address: owner.address(0),
-            replica: 0,
+            key: ticket.key,
+            engine: ticket.engine,
+            address: ticket.cards,
+            replica: ticket.replica,
             lease,
             access: self.access,
             attempt: Attempt { user: self.user().life, number: request.0 },
-            tokens: self.scene.tokens,
+            tokens: ticket.tokens,
             range: self.scene.range.clone(),
-            theirs: self.owner_tables(),
+            theirs: ticket.groups.into_iter().map(|group| group.table).collect(),
             ours: self.user_tables(),
             total: Some(1),
             parts: self.parts(),
@@ -477,7 +489,7 @@ impl<'a> World<'a> {
             prove: Prove::Whole,
             digests: self.digests && self.access == Access::Read,
             stages: (0, 0),
-            options: FetchOptions::default(),
+            options: FetchOptions { fingerprint, ..FetchOptions::default() },
         };
         if self.rng.random_ratio(1, 4) {
             order.prove = Prove::EachPart;
@@ -496,6 +508,7 @@ impl<'a> World<'a> {
             ended: vec![false; ranks],
             kept: vec![false; ranks],
             ready: 0,
+            edited,
         });
         Ok(())
     }
@@ -563,6 +576,7 @@ impl<'a> World<'a> {
     fn quieten(&mut self) -> Verdict {
         self.weather.clear().map_err(|error| error.to_string())?;
         self.net.borrow_mut().foul = false;
+        self.edits = false;
         self.settle(Duration::from_secs(60), "what was under way is over", |world| {
             world.attempt.is_none() && (world.lease.is_none() || world.is_stuck())
         })?;
