@@ -88,6 +88,13 @@ impl<C: Channel> Rank<C> {
         self.todo.push_back(Todo::Peers(peers::Input::Want(want)));
     }
 
+    /// A way to a peer has ended: it is sought where it was the last, and the peer is still to be told something.
+    pub(super) fn seek(&mut self, peer: Incarnation) {
+        if self.user.owes(peer) && !self.is_met(peer) {
+            self.reach(peer);
+        }
+    }
+
     /// Whoever was sought by this want was found, or was not.
     pub(super) fn reached(&mut self, peer: Incarnation) {
         if self.is_met(peer) {

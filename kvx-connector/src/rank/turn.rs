@@ -102,8 +102,9 @@ impl<C: Channel> Rank<C> {
                     self.tell(peers::Input::DialFailed { address, error });
                 }
                 ChannelEvent::Down { session, error } => {
-                    if self.sessions.remove(&session).is_some() {
+                    if let Some(remote) = self.sessions.remove(&session) {
                         self.tell(peers::Input::SessionDown { session, error });
+                        self.seek(remote.incarnation);
                     }
                 }
                 ChannelEvent::Message { session, bytes } => self.message(session, &bytes),
@@ -193,8 +194,10 @@ impl<C: Channel> Rank<C> {
         match output {
             peers::Output::Dial(address) => self.channel.dial(&address, None),
             peers::Output::CloseSession(session) => {
-                self.sessions.remove(&session);
                 self.channel.close(session);
+                if let Some(remote) = self.sessions.remove(&session) {
+                    self.seek(remote.incarnation);
+                }
             }
             peers::Output::Send { session, bytes } => {
                 if !self.channel.send(session, &frame::peers(&bytes)) {
@@ -223,6 +226,7 @@ impl<C: Channel> Rank<C> {
                 }
                 self.todo.push_back(Todo::User(user::Input::PeerGone { peer }));
                 self.todo.push_back(Todo::Owner(owner::Input::PeerGone { peer }));
+                self.seek(peer);
             }
         }
     }

@@ -103,6 +103,16 @@ fn every_promise_is_kept_under_every_fault() {
     }
 }
 
+/// Seeds that have found something. The writer's connection had ended, and its session a moment later: it never told the owner that it
+/// was quiet, which kept the blocks for good.
+#[test]
+fn what_was_found_stays_mended() {
+    for seed in [39_611] {
+        let ended = run(seed, None).unwrap_or_else(|| panic!("seed {seed} is of no engines"));
+        ended.unwrap_or_else(|broken| panic!("KVX_SEED={seed}: {broken}"));
+    }
+}
+
 /// Without this, that nothing is found would say nothing: faults of the machines that the whole must show, too. What each of all
 /// that there are is found by is in the simulation of the machines alone.
 #[test]
