@@ -10,6 +10,7 @@ from pathlib import Path
 
 import compare
 import deaths
+import ranks
 import scenarios
 import wrong
 from checks import Pair
@@ -22,6 +23,10 @@ COMMON = (
     "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "16",
     "--max-num-batched-tokens", "256", "--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256",
 )  # fmt: skip
+
+
+#: For stages: vLLM's worker on a processor makes what it keeps between two of them while it warms up, and it does that only for what is traced.
+TRACED = ("--no-enforce-eager", "--compilation-config", '{"mode": 2, "backend": "eager"}')
 
 
 def kinds(block: tuple[int, int] = (128, 128), tp: tuple[int, int] = (1, 1)) -> tuple[Kind, Kind]:
@@ -106,12 +111,28 @@ def tp(setting: Setting) -> Iterator[str]:
             yield f"{sizes}: {scenarios.concurrent(both, 8)}"
 
 
+def tp16(setting: Setting) -> Iterator[str]:
+    """One tensor parallel rank to two, and two to one, in 16 bits: the bytes that arrive are those that were sent."""
+    for sizes in ((1, 2), (2, 1)):
+        written = setting.logs / f"witness-{sizes[0]}-{sizes[1]}"
+        written.mkdir(exist_ok=True)
+        for old in written.iterdir():
+            old.unlink()
+        servers = kinds(tp=sizes)
+        for kind in servers:
+            kind.connector = {"kv_connector": "WitnessConnector", "kv_connector_module_path": "witness"}
+            kind.extra = {"kv_connector_extra_config": {"digests": True}}
+            kind.environment = {"PYTHONPATH": _path(setting), "KVX_WITNESS": str(written)}
+        with pair(setting, *servers) as both:
+            yield f"{sizes}: {ranks.bytes_are_the_same(both, written, 5)}"
+
+
 def pp(setting: Setting) -> Iterator[str]:
     """Two pipeline stages to one, and one to two."""
     for stages in ((2, 1), (1, 2)):
         both = kinds(tp=stages)
         for kind, count in zip(both, stages, strict=True):
-            kind.arguments = ("--block-size", "128", "--pipeline-parallel-size", str(count))
+            kind.arguments = ("--block-size", "128", "--pipeline-parallel-size", str(count), *TRACED)
         with pair(setting, *both) as servers:
             yield f"{stages}: {scenarios.lengths(servers)}"
             yield f"{stages}: {scenarios.concurrent(servers, 8)}"
@@ -150,23 +171,46 @@ def differ(setting: Setting) -> Iterator[str]:
         for server in servers:
             ends.callback(server.stop)
         wait_for(servers)
-        first, *rest = (Pair(servers[0], server, Model.read(setting.model), (128, 128)) for server in servers[1:])
-        yield wrong.refused(first, ("model", "llama", "other"))
-        yield wrong.refused(rest[0], ("kv_dtype", "bfloat16", "float32"))
-        yield wrong.refused(first, ("schema",), {"schema": [90, 91]})
+        models, dtypes = (Pair(servers[0], server, Model.read(setting.model), (128, 128)) for server in servers[1:])
+        names = [server.kind.model or setting.model for server in servers]
+        yield wrong.refused(models, f"facts: model: producer has {names[0]}, consumer has {names[1]}")
+        yield wrong.refused(dtypes, "facts: kv_dtype: producer has bfloat16, consumer has float32")
+        # The same prefill server, and one that fits.
+        for server in servers[1:]:
+            server.stop()
+        servers.append(Server(setting, d))
+        ends.callback(servers[-1].stop)
+        servers[-1].wait()
+        fits = Pair(servers[0], servers[-1], Model.read(setting.model), (128, 128))
+        yield wrong.refused(fits, "schema: this side has schema 1, the ticket has schemas 90 to 91", {"schema": [90, 91]})
+        yield f"then {scenarios.lengths(fits)}"
 
 
 def nixl(setting: Setting) -> Iterator[str]:
-    """Beside NixlConnector, in turns. Wants NIXL in the same virtual environment."""
-    setting = replace(setting, environment=setting.environment | {"UCX_TLS": "tcp,self"})
+    """Beside NixlConnector, in turns: each as it is, then both over TCP. Wants NIXL in the same virtual environment."""
+    for name, environment in BESIDE_NIXL.items():
+        with beside_nixl(setting, environment) as (ours, theirs):
+            yield from (f"{name}: {line}" for line in compare.first_tokens(ours, theirs))
+            yield from (f"{name}: {line}" for line in compare.steps(ours, theirs))
+
+
+BESIDE_NIXL: dict[str, dict[str, str]] = {
+    "as they are": {},
+    "over TCP": {"KVX_BACKEND": "ucx", "UCX_TLS": "tcp,self"},
+}
+
+
+@contextmanager
+def beside_nixl(setting: Setting, environment: dict[str, str]) -> Iterator[tuple[Pair, Pair]]:
+    """A pair of servers with kvx, and one with NixlConnector."""
+    setting = replace(setting, environment=setting.environment | environment)
     theirs = []
     for kind in kinds():
         kind.connector, kind.name = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}, f"nixl-{kind.name}"
         kind.port, kind.side_port = kind.port + 400, kind.side_port + 400
         theirs.append(kind)
     with pair(setting, *kinds()) as ours, pair(setting, theirs[0], theirs[1]) as other:
-        yield from compare.first_tokens(ours, other)
-        yield from compare.steps(ours, other)
+        yield ours, other
 
 
 ALL: dict[str, Callable[[Setting], Iterator[str]]] = {
@@ -175,6 +219,7 @@ ALL: dict[str, Callable[[Setting], Iterator[str]]] = {
     "spoil": spoil,
     "blocks": blocks,
     "tp": tp,
+    "tp16": tp16,
     "pp": pp,
     "hybrid": hybrid,
     "dead": dead,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import groups
 from checks import Failed
+from client import Refused
 from servers import Setting
 
 HERE = Path(__file__).resolve().parent
@@ -57,7 +58,7 @@ def main() -> int:
         try:
             for line in groups.ALL[name](setting):
                 print(f"{name}: {line} ({time.monotonic() - begun:.0f} s)", flush=True)
-        except (Failed, RuntimeError, OSError) as error:
+        except (Failed, Refused, RuntimeError, OSError) as error:
             failed += 1
             print(f"{name}: FAILED: {error}", flush=True)
     return 1 if failed else 0

@@ -68,7 +68,8 @@ def facts(vllm_config: Any, name: str | None) -> dict[str, str]:
     text = model.hf_text_config
     stated = {
         "model": name or model.model,
-        "config": _digest(text.to_dict()),
+        # After the model's name: where both differ, the name is what says so.
+        "model_config": _digest(text.to_dict()),
         "kv_dtype": _cache_dtype(vllm_config),
         "layers": str(model.get_total_num_hidden_layers()),
         "kv_heads": str(model.get_total_num_kv_heads()),
