@@ -95,6 +95,20 @@ impl Options {
                 .with_context(name, value)
                 .with_remedy(remedy))
         };
+        if self.lib.as_ref().is_some_and(String::is_empty) {
+            return Err(Error::config("options", "lib names no library")
+                .with_backend(BACKEND)
+                .with_remedy("name its libucp.so.0, or the directory that it is in; or leave lib out"));
+        }
+        for (option, given, name) in
+            [("tls", self.tls.is_some(), "TLS"), ("devices", self.devices.is_some(), "NET_DEVICES")]
+        {
+            if given && self.settings.iter().any(|(known, _)| known == name) {
+                return Err(Error::config("options", format!("{option} and ucx.{name} are the same setting"))
+                    .with_backend(BACKEND)
+                    .with_remedy("leave one of them out"));
+            }
+        }
         if self.window == 0 {
             return wrong("window", 0, "use 1 or more");
         }
@@ -234,7 +248,8 @@ mod tests {
         assert_eq!(read("ucx.KEEPALIVE_INTERVAL=20s").unwrap().told().first(), Some(&asked));
         assert_eq!(read("").unwrap().preferred().len(), PREFERRED.len());
         assert!(read("ucx.TCP_TX_SEG_SIZE=8k").unwrap().preferred().is_empty());
-        for wrong in ["tsl=tcp", "window=0", "window=x", "ucx.=1", "ucx.tls=tcp", "tls=", "piece_bytes=1", "connect_ms=0", "ucx.RNDV_THRESH=1m"] {
+        for wrong in ["tsl=tcp", "window=0", "window=x", "ucx.=1", "ucx.tls=tcp", "tls=", "piece_bytes=1", "connect_ms=0", "ucx.RNDV_THRESH=1m", "lib=",
+            "tls=tcp,ucx.TLS=sm", "devices=lo,ucx.NET_DEVICES=eth0"] {
             let error = read(wrong).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{wrong}: {error}");
         }

@@ -75,7 +75,7 @@ impl Raw {
     pub fn connect(&mut self, address: &[u8], keys: &[RawKey]) -> Result<()> {
         let library = self.context.library();
         let endpoint =
-            Endpoint::new(&mut self.worker, address, 1).map_err(|status| transfer(library, status))?;
+            Endpoint::new(&mut self.worker, address, 1).map_err(|failure| transfer(library, failure.status))?;
         for RawKey { address, bytes, packed } in keys {
             let packed = std::iter::once(packed.as_slice());
             let key = Key::new(&endpoint, (0, 0), (*address, *bytes, u64::MAX), packed);

@@ -20,8 +20,11 @@ use crate::lanes::{Lanes, Reach};
 use crate::ask::Offer;
 use crate::message::{Header, Kind, MOST_NUMBERS, Range, Refusal, numbers, read_numbers};
 use crate::probe::{IN_FLIGHT, NOTES};
-use crate::sys::{Batch, Endpoint, HEADER, Library, Status};
+use crate::sys::{Batch, Endpoint, Failure, HEADER, Library, Status};
 use crate::tags::{Tags, space};
+
+/// How UCX says of a transport that it cannot report the death of a peer.
+const DEAF: &str = "no peer failure handler";
 
 pub(crate) struct Peer {
     pub(crate) incarnation: [u8; 16],
@@ -126,7 +129,7 @@ impl Core {
             return Ok(());
         }
         self.touched = true;
-        let endpoint = Endpoint::new(worker, &known.address, token).map_err(|status| {
+        let endpoint = Endpoint::new(worker, &known.address, token).map_err(|Failure { status, said, .. }| {
             let error = if status == Status::UNREACHABLE {
                 down(operation, "the two sides have no transport in common that reaches the peer")
             } else {
@@ -135,7 +138,16 @@ impl Core {
             let error = error
                 .with_native(status.0.into())
                 .with_context("peer", peer)
-                .with_remedy("compare tls and devices of both sides (kvx backends)");
+                .with_remedy(if said.iter().any(|line| line.contains(DEAF)) {
+                    "add a transport that reports a dead peer, such as tcp, to tls and devices, or see docs/ucx.md for \
+                     ucx.MM_ERROR_HANDLING"
+                } else {
+                    "compare tls and devices of both sides (kvx backends)"
+                });
+            let error = match said.first() {
+                Some(line) => error.with_context("said", line),
+                None => error,
+            };
             of_versions(error, self.library, known)
         })?;
         let mut batch = Batch::new(worker, &endpoint.load, token, Vec::new(), Vec::new());

@@ -93,7 +93,14 @@ fn unknown(library: &Library, name: &str) -> kvx_core::Error {
         )
 }
 
-/// A worker. Settings that UCX does not know are refused: by itself it only warns.
+/// Whether a line says that UCX cannot read the value of a setting, which it names without its prefix: `TX_SEG_SIZE` of
+/// `TCP_TX_SEG_SIZE`. It goes on with a value of its own.
+fn is_unread(line: &str, name: &str) -> bool {
+    let of = line.strip_prefix("Invalid value for ").and_then(|rest| rest.split_once(':'));
+    of.and_then(|(of, _)| name.strip_suffix(of)).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('_'))
+}
+
+/// A worker. Settings that UCX does not know, or whose values it cannot read, are refused: by itself it only logs that.
 pub(crate) fn worker(context: &Arc<Context>, options: &Options) -> Result<Worker> {
     let library = context.library();
     let worker = Worker::new(context).map_err(|failure| refused(library, &failure))?;
@@ -103,10 +110,19 @@ pub(crate) fn worker(context: &Arc<Context>, options: &Options) -> Result<Worker
             (line.contains("invalid configuration") || line.contains("unused")) && marks.iter().any(|mark| line.contains(mark))
         })
     };
-    match options.settings.iter().find(|(name, _)| is_unknown(name)) {
-        None => Ok(worker),
-        Some((name, _)) => Err(unknown(library, name)),
+    if let Some((name, _)) = options.settings.iter().find(|(name, _)| is_unknown(name)) {
+        return Err(unknown(library, name));
     }
+    let said = || worker.said.iter().chain(&context.said);
+    for (name, value) in &options.settings {
+        if let Some(line) = said().find(|line| is_unread(line, name)) {
+            return Err(kvx_core::Error::config("open", format!("UCX cannot read the setting {name}={value}"))
+                .with_backend(BACKEND)
+                .with_context("version", library.version_text())
+                .with_context("said", line));
+        }
+    }
+    Ok(worker)
 }
 
 /// Backends whose threads may be at work.
@@ -258,5 +274,18 @@ impl Shared {
         // What is in flight holds what it needs. Their owners may have something to do, with which the lock has nothing to do.
         drop(regions);
         self.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_unread;
+
+    #[test]
+    fn a_value_that_cannot_be_read_is_known_by_the_end_of_its_name() {
+        let line = "Invalid value for TX_SEG_SIZE: 'x'. Expected: memory units";
+        assert!(is_unread(line, "TCP_TX_SEG_SIZE") && is_unread(line, "TX_SEG_SIZE"));
+        assert!(!is_unread(line, "TCP_RX_SEG_SIZE") && !is_unread(line, "SEG_SIZE") && !is_unread(line, "RTX_SEG_SIZE"));
+        assert!(!is_unread("an unused TX_SEG_SIZE: x", "TCP_TX_SEG_SIZE"));
     }
 }

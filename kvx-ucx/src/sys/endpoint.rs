@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::bindings::types as ucx;
-use super::context::print;
+use super::context::{Failure, fail, print};
 use super::inbox::{Fact, Inbox};
 use super::library::Library;
 use super::worker::Worker;
-use super::{Begun, Status};
+use super::{Begun, Status, log};
 
 /// What is read behind a peer's bytes, should their lengths lie: zeros.
 const PADDING: usize = 64 << 10;
@@ -48,7 +48,7 @@ struct Origin {
 
 impl Endpoint {
     /// The way to the worker of this address. `token` names it in facts. It connects when it is used.
-    pub(crate) fn new(worker: &mut Worker, address: &[u8], token: u64) -> Result<Self, Status> {
+    pub(crate) fn new(worker: &mut Worker, address: &[u8], token: u64) -> Result<Self, Failure> {
         let library = worker.context.library;
         let address = padded(address);
         let mut origin = Box::new(Origin { library, inbox: Arc::clone(&worker.inbox), token });
@@ -65,9 +65,11 @@ impl Endpoint {
         params.err_handler.cb = Some(failed);
         params.err_handler.arg = (&raw mut *origin).cast();
         let mut handle = ptr::null_mut();
-        // SAFETY: the worker is there; the address is followed by zeros; the callback's argument outlives the endpoint.
-        let status = unsafe { library.ucp.ucp_ep_create(worker.handle, &raw const params, &raw mut handle) };
-        Status::check(status)?;
+        let (status, said) = log::listen(|| {
+            // SAFETY: the worker is there; the address is followed by zeros; the callback's argument outlives the endpoint.
+            unsafe { library.ucp.ucp_ep_create(worker.handle, &raw const params, &raw mut handle) }
+        });
+        fail("ucp_ep_create", status, || said)?;
         Ok(Self { library, handle, load: Arc::default(), service: Arc::default(), origin, closing: false })
     }
 

@@ -104,6 +104,7 @@ fn main() -> std::process::ExitCode {
             "unknown_settings_and_devices_are_refused",
             refusals::unknown_settings_and_devices_are_refused,
         ),
+        ("what_no_transport_can_do_is_said", refusals::what_no_transport_can_do_is_said),
         ("another_library_is_refused", refusals::another_library_is_refused),
     ];
     let trials = tests.iter().copied().map(|(name, test)| match missing.clone() {

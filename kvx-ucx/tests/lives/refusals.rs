@@ -28,6 +28,12 @@ pub(crate) fn unknown_settings_and_devices_are_refused() {
     let error = open_with("ucx.NO_SUCH_SETTING=1").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("NO_SUCH_SETTING"), "{error}");
+    // 1.13 takes no setting of TCP so, whatever its value.
+    for setting in ["TCP_KEEPIDLE=never", "TCP_TX_SEG_SIZE=garbage", "KEEPALIVE_INTERVAL=often"] {
+        let error = open_with(&format!("tls=tcp,ucx.{setting}")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(setting.split('=').next().unwrap()), "{error}");
+    }
     open_with("ucx.ZCOPY_THRESH=64k,ucx.MM_ERROR_HANDLING=y").unwrap();
     for wrong in ["devices=nosuch0,tls=tcp", "tls=nosuch"] {
         let begin = std::time::Instant::now();
@@ -54,4 +60,14 @@ pub(crate) fn another_library_is_refused() {
         panic!("a second library was looked for");
     };
     assert!(reason.contains("/nowhere") && remedy.is_some(), "{reason}");
+}
+
+/// Shared memory alone, which does not report the death of a peer unless told to.
+pub(crate) fn what_no_transport_can_do_is_said() {
+    let open = || open_with("tls=posix").unwrap();
+    let pair = Pair::meet(&open(), &open());
+    let error = block(pair.one.connect(pair.at_one)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
+    assert!(error.to_string().contains("no peer failure handler"), "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("MM_ERROR_HANDLING")), "{error}");
 }
