@@ -123,6 +123,23 @@ class Server:
         """Whether its log has a text."""
         return text in self.log.read_text(errors="replace")
 
+    def holdings(self) -> dict[str, int]:
+        """What its processes hold of the system."""
+        found = dict.fromkeys(("processes", "threads", "descriptors", "shared mappings"), 0)
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._process is None or os.getpgid(int(path.name)) != self._process.pid:
+                    continue
+                maps = (path / "maps").read_text().splitlines()
+                found["processes"] += 1
+                found["threads"] += len(os.listdir(path / "task"))
+                found["descriptors"] += len(os.listdir(path / "fd"))
+                found["shared mappings"] += sum(line.split(maxsplit=2)[1].endswith("s") for line in maps)
+            except OSError:
+                # It has ended meanwhile.
+                continue
+        return found
+
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to all of its processes."""
         if self._process is not None:
