@@ -1,7 +1,7 @@
 //! Many requests at random, both ways between two engines, with aborts, preemptions and requests that nobody comes for: every lease and
 //! every load ends once at every rank, every block is free once, no byte is wrong, and at the end nothing is left.
 //!
-//! `KVX_SEED=N` runs one seed, `KVX_SEEDS=N` that many.
+//! `KVX_SEED=N` runs one seed, `KVX_SEEDS=N` that many, `KVX_SEEDS=FROM..TO` those.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -265,11 +265,10 @@ impl World {
 /// Known failures 47, 54, 64, 94, 95 and 112 (vllm#52234, sglang#32564, vllm#45388, nixl#2067, vllm PR#24268, vllm#44238).
 #[test]
 fn whatever_happens_each_lease_and_load_ends_once_and_no_byte_is_wrong() {
-    let one = std::env::var("KVX_SEED").ok().map(|seed| seed.parse::<u64>().unwrap());
-    let count = std::env::var("KVX_SEEDS").ok().map_or(20, |count| count.parse().unwrap());
-    let seeds = one.map_or(0..count, |seed| seed..seed + 1);
-    let (mut received, mut aborted, mut released, mut withdrawn) = (0, 0, 0, 0);
-    for seed in seeds {
+    let seeds = kvx_mock::sim::seeds(20).unwrap();
+    let many = seeds.end - seeds.start >= 20;
+    let run = |seed| {
+        let (mut received, mut aborted, mut released, mut withdrawn) = (0, 0, 0, 0);
         let mut world = World::new(seed);
         for _ in 0..150 {
             world.act();
@@ -280,8 +279,13 @@ fn whatever_happens_each_lease_and_load_ends_once_and_no_byte_is_wrong() {
             released += stats.released;
             withdrawn += stats.withdrawn;
         }
-    }
-    if one.is_none() {
+        Ok::<_, String>([received, aborted, released, withdrawn])
+    };
+    let [received, aborted, released, withdrawn] =
+        kvx_tests::sweep(seeds, run, |sum: &mut [u64; 4], one| {
+            sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+        });
+    if many {
         // Whoever changes what is done at random keeps an eye on what comes of it.
         assert!(
             received > 20 && aborted > 5 && released > 5 && withdrawn > 5,

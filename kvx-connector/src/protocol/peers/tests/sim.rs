@@ -292,8 +292,13 @@ impl Sim {
     }
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+impl Report {
+    const fn add(&mut self, one: &Self) {
+        self.ready += one.ready;
+        self.failed += one.failed;
+        self.gone += one.gone;
+        self.connections += one.connections;
+    }
 }
 
 /// Runs one seed; a failure names it.
@@ -304,32 +309,25 @@ fn seed(seed: u64) -> Report {
     })
 }
 
-/// As many seeds as `KVX_SEEDS` says, or as go into some seconds, or the one that `KVX_SEED` says.
+/// The seeds that `KVX_SEEDS` says (`N`, or `FROM..TO`), or the one that `KVX_SEED` says, or as many as go into some seconds.
 #[test]
 fn whatever_goes_wrong_every_want_ends_and_nothing_is_left() {
-    let one = number("KVX_SEED");
-    let first = one.unwrap_or(0);
-    let count = one.map_or_else(|| number("KVX_SEEDS"), |_| Some(1));
-    let began = Instant::now();
-    let (mut ran, mut sum) = (0, Report::default());
-    for n in first.. {
-        let enough = count.map_or_else(
-            || ran >= 20 && began.elapsed() > Duration::from_secs(8),
-            |count| ran >= count,
-        );
-        if enough {
-            break;
+    let said = ["KVX_SEED", "KVX_SEEDS"].iter().any(|name| std::env::var_os(name).is_some());
+    let (mut seeds, mut sum) = (0..0, Report::default());
+    if said {
+        seeds = kvx_mock::sim::seeds(0).unwrap();
+        let run = |number| Ok::<_, String>(seed(number));
+        sum = kvx_tests::sweep(seeds.clone(), run, |sum: &mut Report, one| sum.add(&one));
+    } else {
+        let began = Instant::now();
+        while seeds.end < 20 || began.elapsed() < Duration::from_secs(8) {
+            sum.add(&seed(seeds.end));
+            seeds.end += 1;
         }
-        let report = seed(n);
-        sum.ready += report.ready;
-        sum.failed += report.failed;
-        sum.gone += report.gone;
-        sum.connections += report.connections;
-        ran += 1;
     }
-    println!("seeds {first} to {}: {sum:?}", first + ran - 1);
-    assert!(ran > 0 && sum.ready > 0);
-    if ran >= 20 {
+    println!("seeds {seeds:?}: {sum:?}");
+    assert!(sum.ready > 0);
+    if seeds.end - seeds.start >= 20 {
         assert!(sum.failed > 0 && sum.gone > 0 && sum.connections > 0, "{sum:?}");
     }
 }
