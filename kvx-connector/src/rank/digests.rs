@@ -16,6 +16,7 @@ use super::fetch::borrowed;
 use super::frame::{self, Digests, MAX_WHY};
 use super::{Flying, Rank, Todo};
 use crate::integrity::{Answer, Digest, Extent, Question, Rows, digest, rows};
+use crate::protocol::message::{Ended, ToUser};
 use crate::protocol::{Access, LeaseName, Part, Reader, RequestNumber, TransferNumber, user};
 use crate::ticket::Table;
 
@@ -145,9 +146,10 @@ impl<C: Channel> Rank<C> {
                 Err(error) => self.differs(transfer, request, error),
             },
             Some(Computing::There { transfer, lease, reader, peer }) => {
-                let held = self.grants.contains_key(&lease);
-                let result = if held { result } else { Err(over(lease)) };
-                self.tell_digests(peer, (lease, reader, transfer), result);
+                if self.grants.contains_key(&lease) {
+                    return self.tell_digests(peer, (lease, reader, transfer), result);
+                }
+                self.refuse_digests(peer, (lease, reader, transfer));
             }
             // It was given up meanwhile.
             None => {}
@@ -172,6 +174,19 @@ impl<C: Channel> Rank<C> {
         let answer = result.map(|buckets| Answer { buckets }).map_err(|error| why(&error));
         let tell = Digests::Tell { lease, reader, transfer, answer };
         self.send(peer, frame::digests(&tell), false);
+    }
+
+    /// The lease is over: first its reader is told why, which it may never have been, as nothing had to be said of it before.
+    fn refuse_digests(
+        &mut self,
+        peer: Incarnation,
+        (lease, reader, transfer): (LeaseName, Reader, u64),
+    ) {
+        if let Some(reason) = self.owner.ended(lease) {
+            let ended = ToUser::Ended(Ended { lease, reader, reason });
+            self.send(peer, frame::to_user(&ended), false);
+        }
+        self.tell_digests(peer, (lease, reader, transfer), Err(over(lease)));
     }
 
     /// Computes digests, or has them computed.
@@ -282,12 +297,9 @@ impl<C: Channel> Rank<C> {
         match message {
             Digests::Ask { lease, reader, transfer, question } => {
                 let Some(grant) = self.grants.get(&lease) else {
-                    if self.owner.has_ended(lease) || self.comparing.early.len() >= MAX_ASKED {
-                        return self.tell_digests(
-                            peer,
-                            (lease, reader, transfer),
-                            Err(over(lease)),
-                        );
+                    let full = self.comparing.early.len() >= MAX_ASKED;
+                    if full || self.owner.ended(lease).is_some() {
+                        return self.refuse_digests(peer, (lease, reader, transfer));
                     }
                     // What comes before the grant waits for it.
                     let ask = Digests::Ask { lease, reader, transfer, question };

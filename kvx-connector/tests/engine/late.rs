@@ -56,7 +56,15 @@ fn assert_told(failure: &FetchFailure, why: Reason, text: &str) {
 
 #[tokio::test]
 async fn whoever_comes_late_is_told_why() {
-    let two = Two::new(|_| {}, |_| {}).await;
+    for digests in [false, true] {
+        late_users_are_told_why(digests).await;
+    }
+}
+
+/// Where digests are compared, the owner that gives none any more says why not.
+async fn late_users_are_told_why(digests: bool) {
+    let with = |setup: &mut EngineSetup| setup.digests = digests;
+    let two = Two::new(|_| {}, with).await;
     // The first is given up before the two know each other: released once they do.
     for (why, text) in [
         (Reason::Released, "whoever used it before gave it up"),
@@ -69,7 +77,7 @@ async fn whoever_comes_late_is_told_why() {
         assert_told(&two.fetch(&ticket).over().await.unwrap_err(), why, text);
     }
     let brief = |setup: &mut EngineSetup| setup.ttl = Duration::from_millis(50);
-    let two = Two::new(brief, |_| {}).await;
+    let two = Two::new(brief, with).await;
     let ticket = ended_by(&two, Reason::Expired).await;
     let failure = two.fetch(&ticket).over().await.unwrap_err();
     assert_told(&failure, Reason::Expired, "nobody held it in time");

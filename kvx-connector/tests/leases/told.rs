@@ -131,7 +131,7 @@ fn late_users_hear_why() {
             assert!(matches!(out[..], [Output::Send { message: ToUser::Released(_), .. }]));
         }
         assert_eq!(own.owner.remembered(), 0, "only the reason is left");
-        assert!(own.owner.has_ended(lease(1)));
+        assert_eq!(own.owner.ended(lease(1)), Some(why));
     }
 }
 
@@ -146,7 +146,8 @@ fn reasons_are_bounded() {
         own.hear(1, release(number, reader(number, 0), &[0]));
     }
     own.pass(60_000);
-    let known: Vec<u64> = (1..=5).filter(|number| own.owner.has_ended(lease(*number))).collect();
+    let known: Vec<u64> =
+        (1..=5).filter(|number| own.owner.ended(lease(*number)).is_some()).collect();
     assert_eq!(known, [3, 4]);
     // What is not known may still be granted: it waits.
     assert!(own.hear(2, confirm(5, reader(2, 0), &[0], 7)).is_empty());

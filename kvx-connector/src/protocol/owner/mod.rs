@@ -150,14 +150,20 @@ impl Owner {
         &self.counts
     }
 
-    /// Whether a lease was granted here and has ended, as far as that is remembered, or is of another life.
+    /// Why a lease has ended that was granted here, as far as that is remembered, or is of another life. `None`: it is held, or may still
+    /// be granted.
     #[must_use]
-    pub fn has_ended(&self, lease: LeaseName) -> bool {
-        lease.owner != self.config.life
-            || self
-                .leases
-                .get(&lease)
-                .map_or_else(|| self.past.why(lease).is_some(), |known| !known.is_held())
+    pub fn ended(&self, lease: LeaseName) -> Option<Reason> {
+        if lease.owner != self.config.life {
+            return Some(Reason::OtherLife);
+        }
+        match self.leases.get(&lease).map(|known| &known.state) {
+            Some(State::Held { .. }) => None,
+            Some(
+                State::Draining { why, .. } | State::Quarantined { why } | State::Ended { why, .. },
+            ) => Some(*why),
+            None => self.past.why(lease),
+        }
     }
 
     /// How many leases are not free.
