@@ -152,7 +152,8 @@ impl Class {
                 "the token range begins within a block of which something is kept once",
             )
             .with_context("start", start)
-            .with_context("block_tokens", block));
+            .with_context("block_tokens", block)
+            .with_remedy("let the range begin with a block"));
         }
         let to = table(&self.to, request.consumer, "consumer")?;
         let from = table(&self.from, request.producer, "producer")?;
@@ -172,6 +173,7 @@ fn table<'a>(side: &Side, tables: &[BlockTable<'a>], name: &'static str) -> Resu
             .with_context("side", name)
             .with_context("group", side.group())
             .with_context("tables", tables.len())
+            .with_remedy("give a block table for each cache group, in the layout's order")
     })
 }
 
@@ -270,7 +272,10 @@ impl<'a, const READ: bool> Writer<'a, READ> {
                 "two cache groups that share memory would be written in the same place",
             )
             .with_context("region", place::<READ>(&segment).0)
-            .with_context("offset", place::<READ>(&segment).1)),
+            .with_context("offset", place::<READ>(&segment).1)
+            .with_remedy(
+                "give groups that share memory different blocks: each is one group's at a time",
+            )),
         }
     }
 }
@@ -363,7 +368,8 @@ fn merge(segments: &mut Vec<Segment>, from: usize) {
 fn cut(segments: &mut Vec<Segment>, limit: u64) -> Result<()> {
     if limit == 0 {
         segments.clear();
-        return Err(Error::misuse("plan.segments", "max_segment_bytes is 0"));
+        return Err(Error::misuse("plan.segments", "max_segment_bytes is 0")
+            .with_remedy("have the backend's capabilities state a limit of one byte at least"));
     }
     if segments.iter().all(|segment| segment.bytes <= limit) {
         return Ok(());

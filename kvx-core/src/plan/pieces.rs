@@ -55,13 +55,18 @@ impl Side {
 
     fn check_id(&self, id: u32, entry: u64) -> Result<u32> {
         if self.null == Some(id) {
-            return Err(self.refuse("a needed block is the null block", entry));
+            return Err(self.refuse("a needed block is the null block", entry).with_remedy(
+                "name a block wherever a token is moved; the null block stands for none",
+            ));
         }
         if id >= self.blocks {
             return Err(self
                 .refuse("a block id is out of range", entry)
                 .with_context("id", id)
-                .with_context("blocks", self.blocks));
+                .with_context("blocks", self.blocks)
+                .with_remedy(
+                    "name blocks of that side's own pool: ids are below its number of blocks",
+                ));
         }
         Ok(id)
     }
@@ -78,6 +83,9 @@ impl Side {
                 self.refuse("the block table does not reach a needed block", entry)
                     .with_context("first", table.first())
                     .with_context("entries", table.ids().len())
+                    .with_remedy(
+                        "give a table that reaches from the first token that is moved to the last",
+                    )
             })
             .and_then(|id| self.check_id(id, entry))?;
         // Fits: a layout has fewer than 2^32 kernel blocks, and `sub` is below the ratio.
@@ -89,8 +97,11 @@ impl Side {
     fn state_block(&self, table: &BlockTable<'_>) -> Result<u32> {
         let entry = (table.ids().len() as u64).saturating_sub(1);
         let id = table.ids().last().copied();
-        id.ok_or_else(|| self.refuse("the block table of a state group is empty", 0))
-            .and_then(|id| self.check_id(id, table.first().saturating_add(entry)))
+        id.ok_or_else(|| {
+            self.refuse("the block table of a state group is empty", 0)
+                .with_remedy("end the table with the block that holds the state")
+        })
+        .and_then(|id| self.check_id(id, table.first().saturating_add(entry)))
     }
 }
 
@@ -142,7 +153,10 @@ pub(super) fn attention(
         Some(pair) => Err(Error::misuse("plan.segments", "a block is in the table twice")
             .with_context("side", to.name)
             .with_context("group", to.group)
-            .with_context("id", pair[0].to_block / to.ratio)),
+            .with_context("id", pair[0].to_block / to.ratio)
+            .with_remedy(
+                "name each block once: what is written into it is of one place in the request",
+            )),
     }
 }
 

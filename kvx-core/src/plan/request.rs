@@ -60,7 +60,8 @@ impl<'a> Request<'a> {
         }
         Err(Error::misuse("plan.segments", "the token range is not inside the request")
             .with_context("range", format!("{}..{}", self.range.start, self.range.end))
-            .with_context("tokens", self.tokens))
+            .with_context("tokens", self.tokens)
+            .with_remedy("ask for tokens that the request has, the first before the last"))
     }
 }
 

@@ -246,7 +246,10 @@ fn bad_block_tables_are_refused_by_name() {
         let (from, to) = ([BlockTable::new(from)], [BlockTable::new(to)]);
         let request = Request::whole(40, &from, &to);
         let done = plan.segments(&request, Mode::Read, &Limits::unlimited(), &mut list);
-        done.err().map(|error| error.to_string()).unwrap_or_default()
+        done.err().map_or_else(String::new, |error| {
+            assert!(error.remedy().is_some(), "{error}");
+            error.to_string()
+        })
     };
     assert_eq!(refusal(&[1, 2, 3], &[4, 5, 6]), "");
     assert!(refusal(&[1, 2], &[4, 5, 6]).contains("does not reach a needed block (side=producer"));
