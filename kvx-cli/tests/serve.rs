@@ -157,7 +157,7 @@ fn two_processes_of_different_shapes_move_requests_and_verify_them() {
 #[test]
 fn what_does_not_fit_is_refused_by_name_and_the_next_consumer_is_served() {
     let (key_file, other) = (key("right"), key("wrong"));
-    let producer = Producer::start(&key_file, SMALL);
+    let producer = Producer::start(&key_file, &format!("{SMALL} --name prefill"));
     let few = "--requests 2 --wait 0 --layers 2";
     let ask = |address: &str, key: &Path, arguments: &str, code: i32, says: &[&str]| {
         let run = kvx(&consumer(address, key, &format!("{few} {arguments}")));
@@ -177,6 +177,7 @@ fn what_does_not_fit_is_refused_by_name_and_the_next_consumer_is_served() {
     let model = ["llama-3.1-8b", "gemma-3-4b", "head_dim: producer has 128, consumer has 256"];
     ask(at, &key_file, "--model gemma-3-4b", 4, &model);
     ask(at, &key_file, "--dtype f16", 4, &["kv_dtype: producer has bf16, consumer has f16"]);
+    ask(at, &key_file, "--name prefill", 2, &["have the same name (name=prefill)", "another --name"]);
     // Nobody listens at port 1 of this address.
     ask("127.0.0.2:1", &key_file, "", 1, &["nobody answers at 127.0.0.2:1"]);
     ask(cards, &key_file, "", 1, &["does not say that it is a producer", "requests at"]);

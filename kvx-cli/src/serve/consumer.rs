@@ -94,6 +94,12 @@ pub(super) async fn run(
         why = ends.asked() => return Err(Error::new(ErrorKind::Closed, "serve", why).into()),
     };
     let (engine, model, shape) = greeted(&mut door).await?;
+    if engine == side.name.as_str() {
+        return Err(Error::config("serve", "the producer and this consumer have the same name")
+            .with_context("name", engine)
+            .with_remedy("give one of the two another --name")
+            .into());
+    }
     out.line(format!("producer  {engine} at {producer}: {model}, {shape}"))?;
     out.line(format!("consumer  {}: {}, {}", side.name, side.model, side.shape))?;
     out.line("")?;

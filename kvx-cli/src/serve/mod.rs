@@ -9,6 +9,7 @@ mod door;
 mod message;
 mod producer;
 mod report;
+mod turn;
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};

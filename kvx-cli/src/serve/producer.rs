@@ -12,6 +12,7 @@ use kvx_core::{Error, Result};
 use super::door::Door;
 use super::message::{Ask, FromConsumer, FromProducer, Outcome, from_bytes};
 use super::report::Served;
+use super::turn::Turns;
 use super::{Ends, Side};
 use crate::args::ServeArgs;
 use crate::engine::pool::Lease;
@@ -36,6 +37,8 @@ struct Producer<'a> {
     sessions: BTreeMap<SessionId, String>,
     /// Leased, and its consumer has not said how that came out.
     untold: BTreeSet<(SessionId, u64)>,
+    /// Requests that wait for room.
+    turns: Turns<(SessionId, u64)>,
     next: u64,
     /// When it last looked for strangers.
     looked: Instant,
@@ -65,8 +68,8 @@ pub(super) async fn run(
     let served = Served::new(&side, &address, &ranks);
     let (sessions, held) = (BTreeMap::new(), BTreeMap::new());
     let (untold, next, looked) = (BTreeSet::new(), 1, Instant::now());
-    let door = &mut door;
-    let mut producer = Producer { side, door, held, sessions, untold, next, looked, served };
+    let (door, turns) = (&mut door, Turns::new(MAX_UNTOLD));
+    let mut producer = Producer { side, door, held, sessions, untold, turns, next, looked, served };
     let why = producer.serve(args.once, &mut ends).await?;
     producer.end().await?;
     producer.served.strangers = producer.door.strangers();
@@ -119,14 +122,23 @@ impl Producer<'_> {
     fn hear(&mut self, event: ControlEvent) -> Result<bool> {
         match event {
             ControlEvent::Up { session, remote, .. } => {
-                self.sessions.insert(session, remote.engine.to_string());
-                self.served.consumers += 1;
                 let hello = FromProducer::Hello {
                     engine: self.side.name.to_string(),
                     model: self.side.model.clone(),
                     shape: self.side.shape.to_string(),
                 };
                 self.say(session, &hello);
+                if remote.engine == self.side.name {
+                    // It has been told the name, and says so itself.
+                    let name = &self.side.name;
+                    output::note(format!(
+                        "a consumer is sent away: it is called {name}, as this producer"
+                    ));
+                    self.door.close(session);
+                    return Ok(false);
+                }
+                self.sessions.insert(session, remote.engine.to_string());
+                self.served.consumers += 1;
             }
             ControlEvent::Message { session, bytes } => match from_bytes(&bytes) {
                 Ok(FromConsumer::Ask(ask)) => {
@@ -134,6 +146,7 @@ impl Producer<'_> {
                     self.say(session, &answer);
                 }
                 Ok(FromConsumer::Over { request, outcome }) => {
+                    self.turns.leave(|waiting| *waiting == (session, request));
                     // Of one that was never leased there is nothing to count.
                     match outcome {
                         _ if !self.untold.remove(&(session, request)) => {}
@@ -160,6 +173,7 @@ impl Producer<'_> {
                 left.for_each(|(number, _)| self.side.live.withdraw(*number));
                 let before = self.untold.len();
                 self.untold.retain(|(of, _)| *of != session);
+                self.turns.leave(|(of, _)| *of == session);
                 self.served.untold += (before - self.untold.len()) as u64;
                 return Ok(gone);
             }
@@ -192,10 +206,15 @@ impl Producer<'_> {
             return refused(failure::line(&error));
         }
         let prompt = ask.prompt();
-        let Some(lease) = self.side.pool.lease(&prompt) else {
+        let (its, now) = ((session, request), Instant::now());
+        let its_turn = self.turns.asks(&its, now);
+        let lease = if its_turn { self.side.pool.lease(&prompt) } else { None };
+        let Some(lease) = lease else {
+            self.turns.waits(its, now);
             self.served.busy += 1;
             return Ok(FromProducer::Busy { request });
         };
+        self.turns.leave(|waiting| *waiting == its);
         let begun = Instant::now();
         self.side.live.memories.fill(&self.side.pieces(&prompt, &lease))?;
         self.served.fill_seconds += begun.elapsed().as_secs_f64();
