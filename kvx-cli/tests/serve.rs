@@ -177,7 +177,13 @@ fn what_does_not_fit_is_refused_by_name_and_the_next_consumer_is_served() {
     let model = ["llama-3.1-8b", "gemma-3-4b", "head_dim: producer has 128, consumer has 256"];
     ask(at, &key_file, "--model gemma-3-4b", 4, &model);
     ask(at, &key_file, "--dtype f16", 4, &["kv_dtype: producer has bf16, consumer has f16"]);
-    ask(at, &key_file, "--name prefill", 2, &["have the same name (name=prefill)", "another --name"]);
+    ask(
+        at,
+        &key_file,
+        "--name prefill",
+        2,
+        &["have the same name (name=prefill)", "another --name"],
+    );
     // Nobody listens at port 1 of this address.
     ask("127.0.0.2:1", &key_file, "", 1, &["nobody answers at 127.0.0.2:1"]);
     ask(cards, &key_file, "", 1, &["does not say that it is a producer", "requests at"]);
