@@ -98,6 +98,13 @@ impl UcxBackend {
                 .with_backend(BACKEND)
                 .with_remedy("run the same version of kvx on both sides"));
         }
+        let ours = self.shared.context.library().version_text();
+        if !understand_each_other(&ours, letter.library.as_str()) {
+            let (ours, theirs) = (("this side", &*ours), ("the peer", letter.library.as_str()));
+            return Err(Error::mismatch_between(operation, "UCX", ours, theirs).with_backend(BACKEND).with_remedy(
+                "UCX before 1.20 may end the process of another version that it connects to: use the same on both sides, or 1.20 or later",
+            ));
+        }
         if *letter.from.as_bytes() == self.shared.incarnation {
             return Err(malformed(operation, "a message of this side's own"));
         }
@@ -110,6 +117,20 @@ impl UcxBackend {
             return Err(malformed(operation, "a message to another incarnation"));
         }
         Ok(letter)
+    }
+}
+
+/// Whether two versions of UCX may connect. 1.13 and 1.22 were seen to end the process of one of them where there is more than one
+/// device, as they choose different ones, and to find no way to each other; 1.20 and 1.22 understand each other. What is between is
+/// not known.
+fn understand_each_other(ours: &str, theirs: &str) -> bool {
+    let minor = |text: &str| -> Option<(u32, u32)> {
+        let mut numbers = text.split('.').map(|number| number.parse().ok());
+        Some((numbers.next()??, numbers.next()??))
+    };
+    match (minor(ours), minor(theirs)) {
+        (Some(ours), Some(theirs)) => ours == theirs || ours.min(theirs) >= (1, 20),
+        _ => ours == theirs,
     }
 }
 
@@ -234,5 +255,20 @@ impl Handshake for UcxBackend {
             core.agree("finish", peer, theirs);
             Ok(peer)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::understand_each_other;
+
+    #[test]
+    fn versions_before_1_20_connect_to_their_like_alone() {
+        for (one, other) in [("1.13.1", "1.13.0"), ("1.20.0", "1.22.0"), ("1.22.1", "2.0.0"), ("1.20.0", "1.20.1")] {
+            assert!(understand_each_other(one, other) && understand_each_other(other, one), "{one} {other}");
+        }
+        for (one, other) in [("1.13.1", "1.22.0"), ("1.13.1", "1.20.0"), ("1.19.0", "1.13.1"), ("1.13.1", ""), ("1.20.0", "?")] {
+            assert!(!understand_each_other(one, other) && !understand_each_other(other, one), "{one} {other}");
+        }
     }
 }

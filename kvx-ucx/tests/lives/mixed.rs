@@ -64,8 +64,11 @@ fn meets(way: Way, other: &str) {
         Ok(met) => met,
         Err(error) => {
             let text = error.to_string();
-            let named = |whose: &str| text.contains(&format!("{whose} UCX=1."));
-            assert!(named("this side's") && named("the peer's"), "{text}");
+            let named = |whose: &str| {
+                text.contains(&format!("{whose} has 1."))
+                    || text.contains(&format!("{whose}'s UCX=1."))
+            };
+            assert!(named("this side") && named("the peer"), "{text}");
             assert!(error.remedy().is_some(), "{text}");
             return eprintln!("{way}, {other}: refused: {text}");
         }

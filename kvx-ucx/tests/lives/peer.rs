@@ -41,6 +41,9 @@ fn next_if_any(from: &mut impl std::io::BufRead) -> Option<Vec<u8>> {
     Some((0..digits.len()).step_by(2).map(byte).collect())
 }
 
+/// What the answer of a peer begins with that refuses an offer.
+const REFUSED: &str = "refused: ";
+
 /// Set in the environment of a peer that is to act: `read` or `write`.
 const ACTS: &str = "KVX_UCX_ACTS";
 
@@ -60,8 +63,14 @@ pub(crate) fn serve_if_asked() -> Option<ExitCode> {
     // It has nothing to do but be there, as its thread does what is asked of it; and to meet again whoever asks for that.
     while !input.fill_buf().unwrap().is_empty() {
         backend.poll(&mut Events::with_limit(64));
-        let (_, reply) = backend.accept(&HandshakeBytes::new(next(&mut input)).unwrap()).unwrap();
-        say(reply.as_bytes());
+        match backend.accept(&HandshakeBytes::new(next(&mut input)).unwrap()) {
+            Ok((_, reply)) => say(reply.as_bytes()),
+            Err(error) => {
+                let remedy = error.remedy().unwrap_or_default();
+                say(format!("{REFUSED}{error}\n{remedy}").as_bytes());
+                continue;
+            }
+        }
         let finished = backend.finish(&HandshakeBytes::new(next(&mut input)).unwrap());
         say(finished.map_err(|error| error.to_string()).err().unwrap_or_default().as_bytes());
     }
@@ -163,7 +172,13 @@ impl Process {
     pub(crate) fn ask(&mut self, one: &UcxBackend) -> Result<HandshakeBytes> {
         self.blob();
         self.say(one.offer()?.as_bytes());
-        HandshakeBytes::new(next(&mut self.output))
+        let reply = next(&mut self.output);
+        let Some(refused) = reply.strip_prefix(REFUSED.as_bytes()) else {
+            return HandshakeBytes::new(reply);
+        };
+        let refused = String::from_utf8_lossy(refused);
+        let (error, remedy) = refused.split_once('\n').unwrap_or((&refused, ""));
+        Err(Error::peer("accept", error.to_owned()).with_remedy(remedy.to_owned()))
     }
 
     pub(crate) fn tell(&mut self, completion: &HandshakeBytes) {
