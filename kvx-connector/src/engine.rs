@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvx_core::card::{Address, EngineName};
@@ -17,10 +18,11 @@ use crate::control::{Control, ControlConfig, RemoteIdentity};
 use crate::observe::EngineStatus;
 use crate::protocol::user::Prove;
 use crate::protocol::{Access, Attempt, LeaseName, Part, Reason, RequestNumber, TransferKey};
-use crate::rank::{FetchOptions, FetchOrder, GrantOrder, RankSetup};
+use crate::rank::{FetchOptions, FetchOrder, GrantOrder, Kept, RankSetup};
 use crate::ticket::{Parts, Table, Ticket, TicketGroup};
 use crate::worker::{Glance, Worker};
 
+mod blocks;
 mod check;
 mod handles;
 mod setup;
@@ -28,13 +30,15 @@ mod setup;
 pub use handles::{Fetch, Leased, Published};
 pub use setup::{EngineSetup, RankParts};
 
-use check::{check_replica, held};
+use blocks::{Blocks, Use};
+use check::{check_replica, held, moved};
 
 /// All ranks of one replica of an engine. See the [module's documentation](self).
 #[derive(Debug)]
 pub struct Engine {
     workers: Vec<Worker>,
     layouts: Vec<RankLayout>,
+    blocks: Arc<Mutex<Blocks>>,
     name: EngineName,
     life: Incarnation,
     cards: Address,
@@ -93,6 +97,7 @@ impl Engine {
         };
         first.serve(workers.iter().map(Worker::card).collect())?;
         Ok(Self {
+            blocks: Blocks::new(layouts.first().map(RankLayout::groups).unwrap_or_default()),
             layouts,
             name: setup.name,
             life,
@@ -136,8 +141,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): not one table per cache group, or one that ends before the tokens do.
-    /// Blocks behind the tokens are left out.
+    /// [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): not one table per cache group, or one that ends before the tokens do; a block that
+    /// is outside of the pool, in a table twice, or being written by a [fetch](Self::fetch). No lease exists then. Blocks behind the
+    /// tokens are left out.
     pub fn publish(
         &self,
         key: TransferKey,
@@ -152,7 +158,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As for [`publish`](Self::publish).
+    /// As for [`publish`](Self::publish). Several invitations may name one block: whoever is invited writes only what it [stores](Self::store).
     pub fn invite(&self, key: TransferKey, tokens: u64, tables: &[Table]) -> Result<Published<'_>> {
         self.lease(Access::Write, key, tokens, tables)
     }
@@ -164,17 +170,26 @@ impl Engine {
         tokens: u64,
         tables: &[Table],
     ) -> Result<Published<'_>> {
-        let groups = self.layouts.first().map(RankLayout::groups).unwrap_or_default();
+        let operation = match access {
+            Access::Read => "publish",
+            Access::Write => "invite",
+        };
+        let groups = self.groups();
         if groups.len() != tables.len() {
-            return Err(Error::misuse("publish", "there must be one block table per cache group")
+            return Err(Error::misuse(operation, "there must be one block table per cache group")
                 .with_context("groups", groups.len())
                 .with_context("tables", tables.len()));
         }
         let tables = groups
             .iter()
             .zip(tables)
-            .map(|(group, table)| held(group, table, tokens))
+            .enumerate()
+            .map(|(number, (group, table))| {
+                held(operation, group, table, tokens)
+                    .map_err(|error| error.with_context("group", number))
+            })
             .collect::<Result<Vec<Table>>>()?;
+        let kept = self.take(operation, Use::Shares, &tables, 0..tokens)?;
         let number = self.leases.fetch_add(1, Ordering::Relaxed);
         let lease = LeaseName { owner: self.life, number, epoch: 0 };
         let part = Part { number: 0, group: None, layers: 0..u32::MAX, tokens: 0..tokens };
@@ -211,6 +226,7 @@ impl Engine {
             parts,
             total: Some(total),
             stages: 0,
+            kept,
         };
         let orders = std::iter::repeat_n(order, self.workers.len());
         let granted = self.workers.iter().zip(orders).map(|(worker, order)| worker.grant(order));
@@ -226,7 +242,8 @@ impl Engine {
     /// # Errors
     ///
     /// Those of [`Worker::fetch`], and [`ErrorKind::Misuse`](kvx_core::ErrorKind::Misuse): the range is not inside of what is
-    /// leased; not one table per cache group; the ticket is one to write into.
+    /// leased; the ticket is one to write into; not one table per cache group, or one that ends before the range does; a block that is outside
+    /// of the pool, in a table twice, or in use by another: being written by another fetch, leased, or [stored](Self::store) from. The owner has been told nothing then, and the ticket is as good as before.
     pub fn fetch(&self, ticket: &Ticket, range: Range<u64>, tables: &[Table]) -> Result<Fetch> {
         self.transfer(Access::Read, ticket, range, tables)
     }
@@ -236,7 +253,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As for [`fetch`](Self::fetch).
+    /// As for [`fetch`](Self::fetch); blocks may be stored from, and leased, by many at once.
     pub fn store(&self, ticket: &Ticket, range: Range<u64>, tables: &[Table]) -> Result<Fetch> {
         self.transfer(Access::Write, ticket, range, tables)
     }
@@ -255,26 +272,31 @@ impl Engine {
         range: Range<u64>,
         tables: &[Table],
     ) -> Result<Fetch> {
+        let (operation, uses) = match access {
+            Access::Read => ("fetch", Use::Fetches),
+            Access::Write => ("store", Use::Shares),
+        };
         if ticket.access != access {
             let (does, with) = match access {
                 Access::Read => ("it is leased to be written", "store"),
                 Access::Write => ("it is leased to be read", "fetch"),
             };
-            return Err(Error::misuse("fetch", does)
+            return Err(Error::misuse(operation, does)
                 .with_context("lease", ticket.lease)
                 .with_remedy(format!("use Engine::{with} with this ticket")));
         }
-        let groups = self.layouts.first().map_or(0, |layout| layout.groups().len());
+        let groups = self.groups().len();
         if tables.len() != groups {
-            return Err(Error::misuse("fetch", "there must be one block table per cache group")
+            return Err(Error::misuse(operation, "there must be one block table per cache group")
                 .with_context("groups", groups)
                 .with_context("tables", tables.len()));
         }
         if range.start > range.end || range.end > ticket.tokens {
-            return Err(Error::misuse("fetch", "the range is not inside of what is leased")
+            return Err(Error::misuse(operation, "the range is not inside of what is leased")
                 .with_context("range", format!("{range:?}"))
                 .with_context("tokens", ticket.tokens));
         }
+        let kept = self.take(operation, uses, tables, range.clone())?;
         let number = self.attempts.fetch_add(1, Ordering::Relaxed);
         let (parts, total) = match (ticket.parts, ticket.tokens) {
             (_, 0) => (Vec::new(), Some(0)),
@@ -307,12 +329,33 @@ impl Engine {
             options: FetchOptions {
                 ttl: Some(ticket.ttl),
                 fingerprint: Some(ticket.fingerprint()),
+                kept,
                 ..FetchOptions::default()
             },
         };
         let orders = std::iter::repeat_n(order, self.workers.len());
         let ranks = self.workers.iter().zip(orders).map(|(worker, order)| worker.fetch(order));
         Ok(Fetch { ranks: ranks.collect::<Result<_>>()? })
+    }
+
+    fn groups(&self) -> &[CacheGroup] {
+        self.layouts.first().map(RankLayout::groups).unwrap_or_default()
+    }
+
+    /// Takes the blocks that hold these tokens into use.
+    fn take(
+        &self,
+        operation: &'static str,
+        uses: Use,
+        tables: &[Table],
+        tokens: Range<u64>,
+    ) -> Result<Kept> {
+        let groups = self.groups();
+        let each = groups.iter().zip(tables).enumerate().map(|(number, (group, table))| {
+            moved(operation, group, table, &tokens)
+                .map_err(|error| error.with_context("group", number))
+        });
+        Blocks::take(&self.blocks, operation, uses, groups, &each.collect::<Result<Vec<_>>>()?)
     }
 }
 

@@ -29,8 +29,9 @@ use crate::trace::HASH_TOKENS;
 const BLOCK: u32 = 16;
 /// Blocks of the request whose processor time is taken.
 const BLOCKS: u64 = 64;
-/// Requests under way at the same time, where it is not one after the other.
-const AT_ONCE: usize = 64;
+/// Requests under way at the same time, where it is not one after the other. The consumer has blocks for each of them.
+const SLOTS: u32 = 64;
+const AT_ONCE: usize = SLOTS as usize;
 /// Requests that are leased ahead, at most.
 const AHEAD: u32 = 512;
 /// Requests before those that count.
@@ -44,8 +45,12 @@ struct Pair<'a> {
     live: Live,
     process: Process,
     tokens: u64,
-    /// Blocks of both sides.
-    tables: [Vec<Vec<u32>>; 2],
+    /// Blocks of the producer.
+    theirs: Vec<Vec<u32>>,
+    /// Blocks of the consumer: those of each request that is under way at the same time.
+    ours: Vec<Vec<Vec<u32>>>,
+    /// How many of these were fetched into.
+    used: usize,
     next: u64,
 }
 
@@ -177,10 +182,16 @@ impl<'a> Pair<'a> {
         let engines = engines()?;
         let tokens = blocks * u64::from(BLOCK);
         let pool = crate::tables::pool_blocks("blocks", tokens, BLOCK)?;
-        let layouts = engines.producer.ranks(&engines.model, pool, None, 0)?;
+        let ranks = |pool| engines.producer.ranks(&engines.model, pool, None, 0);
+        let layouts = ranks(pool)?;
         let groups = layouts.first().map(RankLayout::groups).unwrap_or_default();
-        let tables = [Side::Producer, Side::Consumer]
+        let [theirs, first] = [Side::Producer, Side::Consumer]
             .map(|side| Tables::new(groups, tokens, Order::Permuted, side).into_ids());
+        let ours = (0..SLOTS).map(|slot| {
+            let moved = |ids: &Vec<u32>| ids.iter().map(|id| id + slot * pool).collect();
+            first.iter().map(moved).collect()
+        });
+        let ours = ours.collect();
         let facts = engines.model.facts()?.with(Facts::MODEL, "bench")?;
         let secret = Secret::draw()?;
         let setup = |name: &str| LocalSetup {
@@ -189,26 +200,27 @@ impl<'a> Pair<'a> {
             facts: facts.clone(),
             integrity: false,
         };
-        let replicas = vec![layouts];
-        let process =
-            Process::start_live(&fabric.spec(), replicas.clone(), setup("producer"), cpu)?;
-        let live = Live::start(&setup("consumer").setup()?, replicas, || fabric.open())?;
-        let mut pair = Self { fabric, live, process, tokens, tables, next: 0 };
-        pair.process.fill(vec![pair.piece(0)])?;
+        let process = Process::start_live(&fabric.spec(), vec![layouts], setup("producer"), cpu)?;
+        let wide = vec![ranks(pool.saturating_mul(SLOTS))?];
+        let live = Live::start(&setup("consumer").setup()?, wide, || fabric.open())?;
+        let mut pair = Self { fabric, live, process, tokens, theirs, ours, used: 0, next: 0 };
+        pair.process.fill(vec![pair.piece(&pair.theirs)])?;
         Ok(pair)
     }
 
     /// The request on the one rank of a side.
-    fn piece(&self, side: usize) -> Piece {
+    fn piece(&self, tables: &[Vec<u32>]) -> Piece {
         let ids: Vec<u64> = (0..self.tokens.div_ceil(HASH_TOKENS)).collect();
         let prompt = Prompt::new(1, self.tokens, &ids);
-        Piece { rank: 0, prompt, tables: self.tables[side].clone(), from: 0 }
+        Piece { rank: 0, prompt, tables: tables.to_vec(), from: 0 }
     }
 
     /// How many elements of the consumer's are wrong.
     fn check(&self) -> Result<u64> {
-        let checked = self.live.memories.check(&[self.piece(1)])?;
-        if checked.iter().any(|checked| checked.elements == 0) {
+        let pieces: Vec<Piece> =
+            self.ours.iter().take(self.used).map(|tables| self.piece(tables)).collect();
+        let checked = self.live.memories.check(&pieces)?;
+        if checked.is_empty() || checked.iter().any(|checked| checked.elements == 0) {
             return Err(Error::new(ErrorKind::Internal, "bench", "nothing was compared"));
         }
         Ok(checked.iter().map(|checked| checked.wrong).sum())
@@ -220,7 +232,7 @@ impl<'a> Pair<'a> {
             replica: 0,
             request: self.next,
             tokens: self.tokens,
-            tables: self.tables[0].clone(),
+            tables: self.theirs.clone(),
             mode: Mode::Read,
         };
         self.next += u64::from(times);
@@ -237,8 +249,10 @@ impl<'a> Pair<'a> {
     /// Fetches what is leased, so many at a time.
     fn fetch(&mut self, tickets: &[Ticket], at_once: usize) -> Result<()> {
         for some in tickets.chunks(at_once) {
-            let fetches =
-                some.iter().map(|ticket| self.begin(ticket)).collect::<Result<Vec<_>>>()?;
+            self.used = self.used.max(some.len());
+            let begun = some.iter().zip(&self.ours);
+            let begun = begun.map(|(ticket, tables)| self.begin(ticket, tables));
+            let fetches = begun.collect::<Result<Vec<_>>>()?;
             self.wait(async {
                 for fetch in fetches {
                     fetch.over().await.map_err(|failed| failure::own(&failed.error))?;
@@ -249,14 +263,15 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    fn begin(&self, ticket: &Ticket) -> Result<kvx_connector::engine::Fetch> {
-        self.live.fetch(0, ticket, 0..self.tokens, &self.tables[1], Mode::Read)
+    fn begin(&self, ticket: &Ticket, tables: &[Vec<u32>]) -> Result<kvx_connector::engine::Fetch> {
+        self.live.fetch(0, ticket, 0..self.tokens, tables, Mode::Read)
     }
 
     /// How long one fetch takes, its confirmation included.
     fn fetch_one(&mut self, ticket: &Ticket) -> Result<Duration> {
         let begun = Instant::now();
-        let fetch = self.begin(ticket)?;
+        self.used = self.used.max(1);
+        let fetch = self.begin(ticket, &self.ours[0])?;
         self.wait(async {
             fetch.over().await.map(drop).map_err(|failed| failure::own(&failed.error))
         })?;

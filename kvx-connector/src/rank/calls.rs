@@ -8,7 +8,7 @@ use tracing::Span;
 
 use super::channel::Channel;
 use super::fetch::{Fetch, Stage};
-use super::orders::{FetchOrder, FillOrder, GrantOrder, RankEvent, StageOf};
+use super::orders::{FetchOrder, FillOrder, GrantOrder, Kept, RankEvent, StageOf};
 use super::watch::Watch;
 use super::{GHOST, Rank, Todo, is_ghost};
 use crate::protocol::peers::{self, WantId};
@@ -200,6 +200,8 @@ impl<C: Channel> Rank<C> {
         let ghost = RequestNumber(GHOST | self.next_want);
         self.next_want += 1;
         *begin = false;
+        // Nothing was begun in its blocks.
+        fetch.order.options.kept = Kept::default();
         self.wants.insert(*want, ghost);
         self.fetches.insert(ghost, fetch);
     }

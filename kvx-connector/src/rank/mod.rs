@@ -67,7 +67,7 @@ mod watch;
 pub use channel::{Channel, ChannelEvent};
 pub use digests::DigestJob;
 pub use orders::{
-    FetchOptions, FetchOrder, FetchReport, FillOrder, GrantOrder, RankEvent, StageOf,
+    FetchOptions, FetchOrder, FetchReport, FillOrder, GrantOrder, Kept, RankEvent, StageOf,
 };
 
 pub use setup::RankSetup;

@@ -1,6 +1,8 @@
 //! What an engine tells a rank, and what it hears.
 
+use std::any::Any;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +18,34 @@ use crate::ticket::Table;
 use crate::protocol::{
     Access, Attempt, Fingerprint, LeaseName, Part, Reason, RequestNumber, StageNumber, TransferKey,
 };
+
+/// Something that is kept until nothing moves in the blocks of an order any more, and then let go of: by the last rank that has it.
+#[derive(Clone, Default)]
+pub struct Kept(Option<Arc<dyn Any + Send + Sync>>);
+
+impl Kept {
+    /// Keeps this.
+    pub fn new(what: impl Any + Send + Sync) -> Self {
+        Self(Some(Arc::new(what)))
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Kept(something)" } else { "Kept(nothing)" })
+    }
+}
+
+impl PartialEq for Kept {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        }
+    }
+}
+
+impl Eq for Kept {}
 
 /// A lease that this rank's engine grants on its blocks.
 #[derive(Clone, Debug)]
@@ -40,6 +70,8 @@ pub struct GrantOrder {
     pub total: Option<u32>,
     /// Stages that each part passes before it is published, or after it was written.
     pub stages: u8,
+    /// Kept until the blocks are free.
+    pub kept: Kept,
 }
 
 /// A request that this rank is to move: read what another engine leases to it, or write into what it leases.
@@ -102,6 +134,8 @@ pub struct FetchOptions {
     pub proven: BTreeSet<Incarnation>,
     /// This engine's cache groups of which nothing is moved: their tables are empty.
     pub without: Vec<u16>,
+    /// Kept until it has ended, and its blocks are not in quarantine.
+    pub kept: Kept,
 }
 
 /// What a request is to move that was held before that was known.

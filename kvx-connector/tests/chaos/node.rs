@@ -9,7 +9,7 @@ use kvx_connector::Policy;
 use kvx_connector::control::{Control, ControlConfig, Key, Limits, RemoteIdentity, Security};
 use kvx_connector::protocol::user::Prove;
 use kvx_connector::protocol::{Access, Attempt, LeaseName, Part, RequestNumber, TransferKey};
-use kvx_connector::rank::{FetchOptions, FetchOrder, GrantOrder, RankSetup};
+use kvx_connector::rank::{FetchOptions, FetchOrder, GrantOrder, Kept, RankSetup};
 use kvx_connector::ticket::{Parts, Table, Ticket, TicketGroup};
 use kvx_connector::worker::{Fetching, Granted, Worker};
 use kvx_core::backend::TransferBackend;
@@ -155,6 +155,7 @@ impl Node {
             parts: vec![whole(tokens)],
             total: Some(1),
             stages: 0,
+            kept: Kept::default(),
         };
         let granted = self.workers.iter().map(|worker| worker.grant(order.clone())).collect();
         (ticket, granted)

@@ -2,6 +2,7 @@
 #![cfg(feature = "shm")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod blocks;
 mod late;
 mod pair;
 
@@ -162,19 +163,28 @@ async fn any_shape_to_any_other() {
 
 #[tokio::test]
 async fn requests_one_after_another_and_at_once_share_one_connection() {
-    let two = Two::new(|_| {}, |_| {}).await;
+    const AT_ONCE: u32 = 20;
+    let (secret, model, shm) = (Key::generate().unwrap(), model(), Over::new("shm"));
+    let shape = Shape::new(Hnd, 1, 1, 16);
+    let room = TOKENS * u64::from(AT_ONCE);
+    let producer = side("prefill", &model, shape, TOKENS, (&secret, &shm), |_| {}).await;
+    let consumer = side("decode", &model, shape, room, (&secret, &shm), |_| {}).await;
+    let theirs = producer.tables(TOKENS, 0);
+    producer.fill(&theirs, 0..TOKENS);
     let mut all = Vec::new();
-    for number in 0..20 {
-        let published = two.publish(&format!("r-{number}"));
-        let fetch = two.fetch(published.ticket());
-        all.push((published, fetch));
+    for number in 0..AT_ONCE {
+        let published =
+            producer.engine.publish(key(&format!("r-{number}")), TOKENS, &theirs).unwrap();
+        let ours = [Table { first: 0, ids: (4 * number..4 * number + 4).collect() }];
+        let fetch = consumer.engine.fetch(published.ticket(), 0..TOKENS, &ours).unwrap();
+        all.push((published, fetch, ours));
     }
-    for (published, fetch) in all {
+    for (published, fetch, ours) in all {
         fetch.over().await.unwrap();
         assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+        assert_eq!(consumer.wrong(&ours, 0..TOKENS), 0);
     }
-    assert_eq!(two.consumer.wrong(&two.ours, 0..TOKENS), 0);
-    assert_eq!(two.consumer.engine.workers()[0].peers().len(), 1);
+    assert_eq!(consumer.engine.workers()[0].peers().len(), 1);
 }
 
 /// Known failure 3 (sglang#31295, PR#31968): two heads, of which each of four ranks needs one. And 2 and 4, through the whole.

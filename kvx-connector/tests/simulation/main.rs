@@ -103,7 +103,7 @@ fn every_promise_is_kept_under_every_fault() {
     }
 }
 
-/// Seeds that have found something. The writer's connection had ended, and its session a moment later: it never told the owner that it
+/// A seed that has found something. The writer's connection had ended, and its session a moment later: it never told the owner that it
 /// was quiet, which kept the blocks for good.
 #[test]
 fn what_was_found_stays_mended() {

@@ -21,7 +21,7 @@ use super::copies::{Copies, CopyJob, CopyNumber, CopyOf, Direction};
 use super::loads::Attempt;
 use super::outbox::{Outbox, Recent};
 use crate::protocol::{Access, LeaseName, Part, RequestNumber, StageNumber};
-use crate::rank::{Channel, GrantOrder, Rank, RankEvent, StageOf};
+use crate::rank::{Channel, GrantOrder, Kept, Rank, RankEvent, StageOf};
 use crate::scheduler::{Grant, LeaseEnd, Save, StepMetadata, Withdrawal, WorkerReport};
 
 /// See the [module](self).
@@ -155,6 +155,7 @@ impl Book {
             parts,
             total: Some(total),
             stages: u8::from(self.host),
+            kept: Kept::default(),
         });
     }
 

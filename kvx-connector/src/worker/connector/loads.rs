@@ -27,7 +27,9 @@ use super::copies::{CopyOf, Direction};
 use super::outbox::Past;
 use crate::protocol::user::Prove;
 use crate::protocol::{Access, Attempt as AttemptName, Part, RequestNumber};
-use crate::rank::{Channel, FetchOptions, FetchOrder, FetchReport, FillOrder, Rank, RankEvent};
+use crate::rank::{
+    Channel, FetchOptions, FetchOrder, FetchReport, FillOrder, Kept, Rank, RankEvent,
+};
 use crate::scheduler::{Hold, Load, LoadEnd, LoadOutcome, Release, Source, WorkerReport};
 
 /// How long the ranks of a lease that is only to be released are sought. It ends by itself where they are not found.
@@ -95,6 +97,7 @@ impl Book {
                 keep: true,
                 proven: attempt.proven.clone(),
                 without: Vec::new(),
+                kept: Kept::default(),
             },
         }
     }

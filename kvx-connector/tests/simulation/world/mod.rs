@@ -15,7 +15,7 @@ use kvx_connector::protocol::user::Prove;
 use kvx_connector::protocol::{
     Access, Attempt, LeaseName, Part, Plant, Reason, RequestNumber, TransferKey,
 };
-use kvx_connector::rank::{FetchOptions, FetchOrder, GrantOrder, RankSetup};
+use kvx_connector::rank::{FetchOptions, FetchOrder, GrantOrder, Kept, RankSetup};
 use kvx_connector::ticket::Table;
 use kvx_core::capability::Revoke;
 use kvx_core::plan::Pairing;
@@ -425,6 +425,7 @@ impl<'a> World<'a> {
             total: Some(1),
             parts: self.parts(),
             stages: 0,
+            kept: Kept::default(),
         };
         for life in &mut self.owner_mut().lives {
             life.rank.grant(order.clone());
