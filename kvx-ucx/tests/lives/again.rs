@@ -79,8 +79,9 @@ pub(crate) fn a_first_connection_that_fails_is_not_the_last() {
 pub(crate) fn a_peer_that_starts_again_at_its_address_is_met() {
     // Of a range that is handed out to nobody, mostly.
     let port = 20_000 + std::process::id() % 10_000;
-    // UCX 1.13 takes it from the environment only. It listens at the first that is free.
-    let range = format!("{port}-{}", port + 8);
+    // UCX 1.13 takes it from the environment only. It listens at the first that is free, and looks for that without pause: the system keeps
+    // ports of those that were killed for a minute.
+    let range = format!("{port}-{}", u64::from(port) + 8 + times(10));
     alone("a_peer_that_starts_again_at_its_address_is_met", &[], || {
         let options = format!("tls=tcp,devices={}", lasting_interface());
         let one = open_with(&options).unwrap();
