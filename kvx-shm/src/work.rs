@@ -385,7 +385,7 @@ pub(crate) fn run(
         return Err(Halt::Stopped);
     }
     let mut inside = link.enter().ok_or(Halt::Over)?;
-    copy::pauses();
+    copy::job(runs.bytes());
     let mut left = STRIDE;
     let mut through_kernel = false;
     let mut kernel = runs.through_kernel(&mut scratch.vectors);

@@ -69,13 +69,15 @@ pub(crate) struct Runs {
     /// Of the regions: first byte and size.
     bases: Vec<(Target, u64)>,
     runs: Vec<Run>,
+    /// Of all runs.
+    bytes: u64,
 }
 
 impl Runs {
     /// None yet, of so many, into these regions.
     pub(crate) fn new(hold: Vec<Region>, count: usize) -> Self {
         let bases = hold.iter().map(|region| (Target(region.address()), region.bytes())).collect();
-        Self { _hold: hold, bases, runs: Vec::with_capacity(count) }
+        Self { _hold: hold, bases, runs: Vec::with_capacity(count), bytes: 0 }
     }
 
     /// Adds a run into a region, from its byte `at` on. `None`: it is not inside the region.
@@ -94,6 +96,7 @@ impl Runs {
         // SAFETY: `at` is at most the region's size.
         let to = Target(unsafe { base.0.add(at) });
         self.runs.push(Run { place, offset, to, bytes });
+        self.bytes = self.bytes.saturating_add(bytes as u64);
         Some(())
     }
 
@@ -107,8 +110,8 @@ impl Runs {
     }
 
     /// Bytes of all.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.runs.iter().map(|run| run.bytes as u64).sum()
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Fills part of a run from mapped memory, from its byte `from` on.

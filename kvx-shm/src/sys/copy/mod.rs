@@ -13,10 +13,12 @@ mod x86;
 
 use std::ptr::NonNull;
 
-/// What this thread copies from here on does not follow at once on what it copied before: how long that took in all says nothing.
-pub(crate) fn pauses() {
+/// What this thread copies from here on is for a job of so many bytes, and does not follow at once on what it copied before.
+pub(crate) fn job(bytes: u64) {
     #[cfg(target_arch = "x86_64")]
-    x86::pauses();
+    x86::job(bytes);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
 }
 
 /// Copies `bytes` bytes.

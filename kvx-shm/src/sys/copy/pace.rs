@@ -3,11 +3,13 @@
 //! No way is the best on every machine: of two processors of one maker, four streams of stores past the cache had 1.5 times the
 //! speed of `memcpy` on the one, and 0.8 times on the other, where one stream had 1.4 times. So each thread now and then makes
 //! some copies by each way in turn, takes their times, and makes those that follow by the way with the least median. One copy says
-//! nothing, as it goes on while the next one begins: a sample is as many, one after the other, as have [`SAMPLE`] bytes.
+//! nothing, as it goes on while the next one begins: a sample is as many, one after the other, as have [`SAMPLE`] bytes. Of jobs that
+//! have fewer it is several, and the time between them does not count. The two kinds are measured apart, as what a copy leaves to
+//! be done after it is hidden in a large job and not in a small one.
 //!
-//! Invariant: `chosen` and `way` are numbers below that of the ways that the caller has.
+//! Invariant: `chosen` and `taken % ways` are numbers below that of the ways that the caller has.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 /// The most ways that there can be.
@@ -27,7 +29,10 @@ const LAST: u64 = 2 << 30;
 /// What a thread knows.
 #[derive(Debug)]
 pub(super) struct Pace {
-    state: RefCell<State>,
+    /// Whether the job that goes on has a sample's bytes.
+    large: Cell<bool>,
+    of_small: RefCell<State>,
+    of_large: RefCell<State>,
 }
 
 #[derive(Debug)]
@@ -44,55 +49,75 @@ struct State {
 }
 
 /// Copies by one way, one after the other.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Sample {
-    since: Instant,
+    /// What jobs before this one took, and this one up to its last copy.
+    before: Duration,
+    job: Duration,
+    /// When this job's first copy began.
+    since: Option<Instant>,
     bytes: u64,
 }
 
 impl Pace {
     pub(super) const fn new() -> Self {
         Self {
-            state: RefCell::new(State {
-                chosen: 0,
-                left: 0,
-                interval: FIRST,
-                taken: 0,
-                times: [[0; SAMPLES]; WAYS],
-                sample: None,
-            }),
+            large: Cell::new(false),
+            of_small: RefCell::new(State::new()),
+            of_large: RefCell::new(State::new()),
         }
     }
 
-    /// What is copied from here on does not follow at once on what was copied before.
-    pub(super) fn pauses(&self) {
-        self.state.borrow_mut().sample = None;
+    /// What is copied from here on is for a job of so many bytes, and does not follow at once on what was copied before.
+    pub(super) fn job(&self, bytes: u64) {
+        self.of_large.borrow_mut().sample = None;
+        if let Some(sample) = &mut self.of_small.borrow_mut().sample {
+            sample.before += std::mem::take(&mut sample.job);
+            sample.since = None;
+        }
+        self.large.set(bytes >= SAMPLE);
     }
 
     /// Makes one copy of so many bytes by one of so many ways: `copy` is given its number.
     pub(super) fn copies(&self, ways: usize, bytes: usize, copy: impl FnOnce(usize)) {
-        let way = self.state.borrow_mut().begins(ways, bytes as u64);
+        let state = if self.large.get() { &self.of_large } else { &self.of_small };
+        let way = state.borrow_mut().begins(ways, bytes as u64);
         copy(way);
-        self.state.borrow_mut().ends(ways, bytes as u64);
+        state.borrow_mut().ends(ways, bytes as u64);
     }
 }
 
 impl State {
+    const fn new() -> Self {
+        Self {
+            chosen: 0,
+            left: 0,
+            interval: FIRST,
+            taken: 0,
+            times: [[0; SAMPLES]; WAYS],
+            sample: None,
+        }
+    }
+
     /// By which way a copy is to be made.
     fn begins(&mut self, ways: usize, bytes: u64) -> usize {
         if self.left > 0 {
             self.left = self.left.saturating_sub(bytes);
             return self.chosen;
         }
-        self.sample.get_or_insert_with(|| Sample { since: Instant::now(), bytes: 0 });
+        self.sample.get_or_insert_default().since.get_or_insert_with(Instant::now);
         self.taken % ways
     }
 
     fn ends(&mut self, ways: usize, bytes: u64) {
-        let Some(sample) = &mut self.sample else { return };
-        sample.bytes += bytes;
-        if sample.bytes >= SAMPLE {
-            let (took, bytes) = (sample.since.elapsed(), sample.bytes);
+        let Some(Sample { before, job, since: Some(since), bytes: so_far }) = &mut self.sample
+        else {
+            return;
+        };
+        *so_far += bytes;
+        *job = since.elapsed();
+        if *so_far >= SAMPLE {
+            let (took, bytes) = (*before + *job, *so_far);
             self.sample = None;
             self.took(ways, took, bytes);
         }
@@ -130,7 +155,6 @@ mod tests {
             let way = state.begins(3, BYTES);
             used[way] += BYTES;
             if let Some(sample) = &mut state.sample {
-                sample.since = Instant::now();
                 sample.bytes += BYTES;
                 if sample.bytes >= SAMPLE {
                     state.sample = None;
@@ -145,8 +169,7 @@ mod tests {
 
     #[test]
     fn the_fastest_is_taken_and_found_again_when_it_is_another() {
-        let pace = Pace::new();
-        let state = &mut pace.state.borrow_mut();
+        let state = &mut State::new();
         assert_eq!(goes(state, [3, 1, 2], LOOK), [LOOK / 3; 3]);
         assert_eq!(goes(state, [3, 1, 2], FIRST), [0, FIRST, 0]);
         assert_eq!(goes(state, [3, 2, 1], LOOK), [LOOK / 3; 3]);
@@ -155,8 +178,7 @@ mod tests {
 
     #[test]
     fn some_samples_that_take_long_choose_nothing() {
-        let pace = Pace::new();
-        let state = &mut pace.state.borrow_mut();
+        let state = &mut State::new();
         for sample in 0..SAMPLES {
             for way in 0..3 {
                 let interrupted = way == 1 && sample % 3 == 0;
@@ -169,25 +191,58 @@ mod tests {
 
     #[test]
     fn looks_become_rare() {
-        let pace = Pace::new();
-        let state = &mut pace.state.borrow_mut();
+        let state = &mut State::new();
         let all = 40 * LAST;
         let used = goes(state, [1, 2, 3], all);
         assert!((used[1] + used[2]) * 300 < all, "{used:?}");
         assert!(used[1] > 30 * LOOK / 3, "it goes on looking: {used:?}");
     }
 
-    /// What was copied before a pause is no part of a sample: the time of the pause would be, too.
+    /// What was copied before a large job is no part of its sample: the time between them would be, too.
     #[test]
-    fn a_pause_ends_a_sample() {
+    fn a_sample_of_a_large_job_ends_with_it() {
         let pace = Pace::new();
-        let sampled = || pace.state.borrow().sample.as_ref().map(|sample| sample.bytes);
+        let sampled = || pace.of_large.borrow().sample.as_ref().map(|sample| sample.bytes);
+        pace.job(SAMPLE);
         pace.copies(2, 1000, |_| {});
         assert_eq!(sampled(), Some(1000));
-        pace.pauses();
+        pace.job(SAMPLE);
         assert_eq!(sampled(), None);
         pace.copies(2, 10, |way| assert_eq!(way, 0, "the same way again"));
         assert_eq!(sampled(), Some(10));
+    }
+
+    /// Between small jobs much time passes that no copy took.
+    #[test]
+    fn a_sample_of_small_jobs_has_their_times_alone() {
+        let pace = Pace::new();
+        let of = |times: [u64; 2]| {
+            pace.job(BYTES);
+            pace.copies(2, BYTES as usize, |way| std::thread::sleep(Duration::from_micros(times[way])));
+            std::thread::sleep(Duration::from_micros(5000));
+        };
+        for _ in 0..SAMPLE / BYTES {
+            of([100, 1]);
+        }
+        let picos = pace.of_small.borrow().times[0][0];
+        assert!((100_000_000..1_000_000_000).contains(&(picos * BYTES)), "{picos} picoseconds per byte");
+        assert_eq!(pace.of_small.borrow().taken, 1, "one sample");
+        assert_eq!(pace.of_large.borrow().taken, 0, "of small jobs");
+    }
+
+    /// A thread that has no job as large as a sample finds the fastest way all the same.
+    #[test]
+    fn small_jobs_choose_too() {
+        let pace = Pace::new();
+        let mut used = [0; 2];
+        for _ in 0..2 * SAMPLES as u64 * SAMPLE / BYTES + 10 {
+            pace.job(BYTES);
+            pace.copies(2, BYTES as usize, |way| {
+                used[way] += 1;
+                std::thread::sleep(Duration::from_micros([400, 1][way]));
+            });
+        }
+        assert_eq!(used[1], used[0] + 10, "the second way is faster");
     }
 
     #[test]

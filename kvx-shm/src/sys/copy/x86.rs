@@ -36,8 +36,8 @@ fn ways() -> &'static [Way] {
     }
 }
 
-pub(super) fn pauses() {
-    PACE.with(Pace::pauses);
+pub(super) fn job(bytes: u64) {
+    PACE.with(|pace| pace.job(bytes));
 }
 
 /// # Safety
