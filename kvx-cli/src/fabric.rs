@@ -25,6 +25,11 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
+    /// Those of the backend.
+    pub(crate) const fn options(&self) -> &BackendConfig {
+        &self.options
+    }
+
     /// Chooses a backend: `name` (with options: `name,option=value`), what the environment says, the best that there is, or
     /// the mock.
     pub(crate) fn choose(name: Option<&str>, seed: u64) -> Result<Self> {

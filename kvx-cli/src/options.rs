@@ -30,6 +30,7 @@ const MOCK: &[BackendOption] = &[
 
 const SHM: &[BackendOption] = &[
     option("copy_threads", "1", "threads that copy, 1 to 64"),
+    option("copy_nice", "0", "niceness of these threads, 0 to 19"),
     option(
         "together_bytes",
         "16777216",

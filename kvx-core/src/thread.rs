@@ -34,21 +34,42 @@ pub fn runs_long() -> bool {
     granted(slice(LONG))
 }
 
+/// The calling thread is as nice as this at least (0 to 19; more is 19): beside threads of less niceness it gets less of a processor, each
+/// step about a fifth less, and they need not wait for it. It stays so; without privileges nobody takes niceness back. Threads that it starts
+/// inherit it. Returns whether the system has granted it.
+pub fn gives_way(niceness: u8) -> bool {
+    niceness == 0 || granted(nice(niceness.min(19).into()))
+}
+
 fn granted(result: io::Result<()>) -> bool {
     // An older kernel takes the call, and does nothing; other systems have none. Nothing but speed depends on it.
     result.inspect_err(|error| tracing::debug!(%error, "the thread keeps its time slices")).is_ok()
 }
 
-/// Asks for slices of this length. Left alone: real-time threads, which have no slices of this kind.
+/// Asks for slices of this length.
 #[cfg(target_os = "linux")]
 fn slice(length: Duration) -> io::Result<()> {
+    changed(|attributes| {
+        attributes.sched_flags |= 1; // SCHED_FLAG_RESET_ON_FORK
+        attributes.sched_runtime = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+    })
+}
+
+/// Asks for this niceness, where it is more than there is.
+#[cfg(target_os = "linux")]
+fn nice(niceness: i32) -> io::Result<()> {
+    changed(|attributes| attributes.sched_nice = attributes.sched_nice.max(niceness))
+}
+
+/// Asks for what the calling thread has, with a change. Left alone: real-time threads, which have neither slices of this kind nor niceness.
+#[cfg(target_os = "linux")]
+fn changed(change: impl FnOnce(&mut libc::sched_attr)) -> io::Result<()> {
     let mut attributes = attributes()?;
     let policy = i32::try_from(attributes.sched_policy).unwrap_or(-1);
     if policy != libc::SCHED_OTHER && policy != libc::SCHED_BATCH {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    attributes.sched_flags |= 1; // SCHED_FLAG_RESET_ON_FORK
-    attributes.sched_runtime = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+    change(&mut attributes);
     // SAFETY: the kernel reads as many bytes as the first field says, all of them inside the struct.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -79,9 +100,31 @@ fn slice(_length: Duration) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+#[cfg(not(target_os = "linux"))]
+fn nice(_niceness: i32) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_gives_way_and_keeps_its_slices() {
+        let (before, after, again) = std::thread::spawn(|| {
+            assert!(runs_long());
+            let before = attributes().unwrap();
+            assert!(gives_way(0) && gives_way(7));
+            let after = attributes().unwrap();
+            assert!(gives_way(3), "as nice as that it is");
+            (before, after, attributes().unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_eq!(after.sched_nice, before.sched_nice.max(7));
+        assert_eq!(again.sched_nice, after.sched_nice);
+        assert_eq!(after.sched_runtime, before.sched_runtime);
+    }
 
     #[test]
     fn a_thread_keeps_all_but_its_slices() {

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use kvx_core::backend::{Events, PeerInfo, Submit, TransferBackend};
 use kvx_core::capability::Capabilities;
 use kvx_core::id::{Incarnation, PeerId, TransferId};
-use kvx_core::thread::{runs_briefly, runs_long};
+use kvx_core::thread::{gives_way, runs_briefly, runs_long};
 use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_core::{Error, ErrorKind, Result};
 
@@ -49,6 +49,7 @@ impl ShmBackend {
         for index in 0..options.copy_threads {
             start(shared, format!("kvx-shm-copy{index}"), |shared| {
                 runs_long();
+                gives_way(shared.options.copy_nice);
                 shared.copy_jobs();
             })?;
         }

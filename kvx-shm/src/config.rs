@@ -21,6 +21,9 @@ use crate::segment::Placement;
 pub struct Options {
     /// Threads that copy: 1 unless said.
     pub copy_threads: usize,
+    /// Niceness of the threads that copy, 0 (none unless said) to 19. Where they take all processors, threads that wait for
+    /// notifications are else put off by them for up to a tick of the system; threads that compute take as much more of what they share.
+    pub copy_nice: u8,
     /// Processors on which this backend's threads may run: any unless said. As text: `0-3+8`.
     pub cpus: Cpus,
     /// Transfers of at least this many bytes are copied by all threads that copy and have nothing else to do, together: 16 MiB
@@ -45,6 +48,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             copy_threads: 1,
+            copy_nice: 0,
             together_bytes: 16 << 20,
             cpus: Cpus::default(),
             inline_bytes: 128 * 1024,
@@ -59,6 +63,7 @@ impl Default for Options {
 /// The names of all options.
 const NAMES: &[&str] = &[
     "copy_threads",
+    "copy_nice",
     "together_bytes",
     "cpus",
     "inline_bytes",
@@ -71,6 +76,8 @@ const NAMES: &[&str] = &[
 
 /// Most threads that copy.
 const MOST_THREADS: usize = 64;
+/// The nicest that a thread can be.
+const MOST_NICE: u8 = 19;
 /// Most microseconds between two polls of a program that is said to spin.
 const MOST_SPIN: u64 = 1000;
 
@@ -85,6 +92,7 @@ impl Options {
         let default = Self::default();
         let options = Self {
             copy_threads: config.value("copy_threads")?.unwrap_or(default.copy_threads),
+            copy_nice: config.value("copy_nice")?.unwrap_or(default.copy_nice),
             together_bytes: config.value("together_bytes")?.unwrap_or(default.together_bytes),
             cpus: config.value("cpus")?.unwrap_or(default.cpus),
             inline_bytes: config.value("inline_bytes")?.unwrap_or(default.inline_bytes),
@@ -108,9 +116,12 @@ impl Options {
                 .with_context(option, value)
                 .with_remedy(remedy))
         };
-        let Self { copy_threads, spin_us, users, .. } = *self;
+        let Self { copy_threads, copy_nice, spin_us, users, .. } = *self;
         if copy_threads == 0 || copy_threads > MOST_THREADS {
             return refused("copy_threads", copy_threads as u64, format!("use 1 to {MOST_THREADS}"));
+        }
+        if copy_nice > MOST_NICE {
+            return refused("copy_nice", copy_nice.into(), format!("use 0 to {MOST_NICE}"));
         }
         if spin_us > MOST_SPIN {
             let late = "a program that sleeps is woken later by as much";
@@ -251,10 +262,10 @@ mod tests {
     #[test]
     fn options_have_defaults_and_are_refused_by_name() {
         assert_eq!(Options::read(&BackendConfig::new()).unwrap(), Options::default());
-        let text = "copy_threads=2,together_bytes=9,cpus=0-2+5,inline_bytes=0,spin_us=50,users=1000,ptracer=any,\
+        let text = "copy_threads=2,copy_nice=7,together_bytes=9,cpus=0-2+5,inline_bytes=0,spin_us=50,users=1000,ptracer=any,\
                     huge_pages=try,node=1";
         let options = Options::read(&text.parse().unwrap()).unwrap();
-        assert_eq!((options.copy_threads, options.together_bytes), (2, 9));
+        assert_eq!((options.copy_threads, options.copy_nice, options.together_bytes), (2, 7, 9));
         assert_eq!(options.cpus, Cpus(vec![0, 1, 2, 5]));
         assert_eq!((options.inline_bytes, options.spin_us), (0, 50));
         assert_eq!((options.users, options.ptracer), (Users::And(1000), Tracer::Any));
@@ -266,6 +277,8 @@ mod tests {
             ("spin_us=1001", "spin_us"),
             ("spin_us=18446744073709551615", "spin_us"),
             ("copy_threads=x", "copy_threads"),
+            ("copy_nice=20", "copy_nice"),
+            ("copy_nice=-1", "copy_nice"),
             ("cpus=3-1", "3-1"),
             ("cpus=a", "processor"),
             ("users=me", "\"me\""),
@@ -292,6 +305,7 @@ mod tests {
         };
         wrong(|options| options.copy_threads = 0, "copy_threads");
         wrong(|options| options.copy_threads = 65, "copy_threads");
+        wrong(|options| options.copy_nice = 20, "copy_nice");
         wrong(|options| options.spin_us = 1001, "spin_us");
         wrong(|options| options.users = Users::And(u32::MAX), "users");
     }

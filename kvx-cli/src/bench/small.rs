@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvx_core::memory::Region;
-use kvx_core::thread::runs_briefly;
+use kvx_core::thread::{gives_way, runs_briefly};
 use kvx_core::transfer::Segment;
 use kvx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -72,6 +72,8 @@ pub(crate) fn notify(rig: &mut Rig<'_>, times: u32) -> Result<Notify> {
     let idle = asleep(rig, times, None)?;
     let spin = spinning(rig, times)?;
     let stop = AtomicBool::new(false);
+    // What copies meanwhile is as nice as the backend's own threads that copy.
+    let niceness = rig.fabric.options().value("copy_nice")?.unwrap_or(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let regions =
         (0..2 * cores).map(|_| Region::host(BUSY_BYTES)).collect::<Result<Vec<Region>>>()?;
@@ -79,6 +81,7 @@ pub(crate) fn notify(rig: &mut Rig<'_>, times: u32) -> Result<Notify> {
         for pair in regions.chunks_exact(2) {
             let stop = &stop;
             scope.spawn(move || {
+                gives_way(niceness);
                 while !stop.load(Ordering::Relaxed) {
                     if pair[0].copy_to(0, &pair[1], 0, BUSY_BYTES).is_err() {
                         break;
