@@ -58,7 +58,11 @@ const SHM: &[BackendOption] = &[
 ];
 
 const UCX: &[BackendOption] = &[
-    option("lib", "found", "path of the library libucp.so"),
+    option(
+        "lib",
+        "KVX_UCX_LIB, or found",
+        "the library: its file libucp.so.0, the folder that it is in, or a name for the loader to find",
+    ),
     option("tls", "UCX's choice", "transports that may be used, as in UCX_TLS: rc+sm+self"),
     option(
         "devices",

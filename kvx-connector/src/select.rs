@@ -169,7 +169,7 @@ fn choose_named(
             reason,
         )
         .with_context("registered", list(all.iter().map(|one| one.name)))
-        .with_remedy("name a registered one, or build with the feature that brings it"));
+        .with_remedy(remedy_of_name(name, reason)));
     };
     match admit(registration, policy, peer)
         .and_then(|()| found(registration, &policy.options, peer))
@@ -185,6 +185,22 @@ fn choose_named(
             Ok(Choice { registration, reason, detail, considered })
         }
         Err(verdict) => Err(refusal(registration.name, reason, verdict, policy, peer)),
+    }
+}
+
+/// What to do about a name that no backend has.
+fn remedy_of_name(name: &str, reason: ChoiceReason) -> String {
+    match (name.split_once(','), reason) {
+        (Some((name, options)), ChoiceReason::Environment) => {
+            let (name, options) = (name.trim(), options.trim());
+            format!(
+                "options have a variable of their own: {}={name} {}={options}",
+                policy::NAME,
+                policy::OPTIONS
+            )
+        }
+        (Some((name, _)), _) => format!("name it {:?}, and give its options apart", name.trim()),
+        (None, _) => "name a registered one, or build with the feature that brings it".to_owned(),
     }
 }
 

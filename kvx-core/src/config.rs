@@ -79,20 +79,29 @@ impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for BackendConfig {
     }
 }
 
-/// Reads `name=value,name=value`.
+/// Commas are between options.
+const SEVERAL: &str = "an option with several values has plus signs between them: name=a+b";
+
+/// Reads `name=value,name=value`, each name once.
 impl FromStr for BackendConfig {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        text.split(',')
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-            .map(|part| {
-                part.split_once('=').ok_or_else(|| {
-                    Error::config("backend_config", format!("{part:?} is not name=value"))
-                })
-            })
-            .collect()
+        let mut options = BTreeMap::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| {
+                Error::config("backend_config", format!("{part:?} is not name=value"))
+                    .with_remedy(SEVERAL)
+            })?;
+            if let Some(before) = options.insert(name.to_owned(), value.to_owned()) {
+                let twice = format!("option {name:?} is given twice");
+                return Err(Error::config("backend_config", twice)
+                    .with_context("first", before)
+                    .with_context("then", value)
+                    .with_remedy(format!("leave one of them out; {SEVERAL}")));
+            }
+        }
+        Ok(Self { options })
     }
 }
 
@@ -110,5 +119,12 @@ mod tests {
         let error = config.refuse_unknown(&["seed"]).unwrap_err().to_string();
         assert!(error.contains("\"preset\"") && error.contains("options=seed"), "{error}");
         assert!("seed".parse::<BackendConfig>().is_err());
+        for twice in ["seed=7,seed=8", "seed=7,preset=rc, seed=7"] {
+            let error = twice.parse::<BackendConfig>().unwrap_err().to_string();
+            assert!(
+                error.contains("\"seed\" is given twice") && error.contains("first=7"),
+                "{error}"
+            );
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Options, and opening by name.
 
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::error::BACKEND;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The library: a path to `libucp.so.0`, or the directory that it is in. Unless said: the environment's `KVX_UCX_LIB`, or
+    /// The library: a path to `libucp.so.0`, the directory that it is in, or a name for the loader to find. Unless said: the environment's `KVX_UCX_LIB`, or
     /// else the system's. A process can open one.
     pub lib: Option<String>,
     /// Transports that may be used, as in `UCX_TLS`: any that UCX chooses, unless said. As text: `tcp+sm`.
@@ -200,6 +201,12 @@ impl Names {
             Some(begin) => name.starts_with(begin),
             None => known == name,
         })
+    }
+}
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("+"))
     }
 }
 

@@ -89,15 +89,15 @@ pub(crate) fn failed(
 /// A call failed while the backend was opened.
 pub(crate) fn refused(library: &Library, failure: &Failure) -> Error {
     let kind = match failure.status {
-        Status::NO_MEMORY | Status::NO_RESOURCE => ErrorKind::Resources,
+        Status::NO_MEMORY | Status::NO_RESOURCE | Status::BUSY => ErrorKind::Resources,
         _ => ErrorKind::Unsupported,
     };
-    let error = Error::new(kind, "open", format!("UCX cannot be used: {} failed", failure.call))
+    let error = Error::new(kind, "open", format!("{} failed", failure.call))
         .with_backend(BACKEND)
         .with_native(failure.status.0.into())
+        .with_context("version", library.version_text())
         .with_context("ucx", library.words(failure.status.0));
-    let error = failure.said.iter().fold(error, |error, line| error.with_context("said", line));
-    error.with_remedy("see docs/ucx.md for what tls and devices may name")
+    failure.said.iter().fold(error, |error, line| error.with_context("said", line))
 }
 
 /// A transfer failed.

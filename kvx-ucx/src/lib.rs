@@ -21,11 +21,13 @@ linux! {
     pub mod limit;
     mod memory;
     mod message;
+    mod opening;
     mod peer;
     mod poll;
     mod post;
     mod probe;
     mod progress;
+    mod require;
     mod serve;
     mod shared;
     mod sys;

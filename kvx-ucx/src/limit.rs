@@ -8,7 +8,7 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use crate::config::Options;
 use crate::error::{BACKEND, refused, transfer};
-use crate::shared;
+use crate::opening;
 use crate::sys::{Batch, Context, Endpoint, Key, Memory, Part, Worker};
 
 /// One side of a loop over UCX. The one that is read from, or written to, must make [`progress`](Self::progress), too.
@@ -38,8 +38,8 @@ impl Raw {
     ///
     /// As for opening the backend.
     pub fn open(options: &Options) -> Result<Self> {
-        let context = Arc::new(shared::context(options)?);
-        let worker = shared::worker(&context, options)?;
+        let context = Arc::new(opening::context(options)?);
+        let worker = opening::worker(&context, options)?;
         Ok(Self { keys: Vec::new(), endpoint: None, memory: Vec::new(), worker, context })
     }
 

@@ -14,13 +14,14 @@ use kvx_core::wire::Text;
 use kvx_core::{Error, Result};
 
 use crate::core::Core;
-use crate::error::{BACKEND, again, down, failed, transfer};
+use crate::error::{again, down, failed, transfer};
 use crate::flight::Stop;
 use crate::lanes::{Lanes, Reach};
+use crate::require::unwanted;
 use crate::ask::Offer;
 use crate::message::{Header, Kind, MOST_NUMBERS, Range, Refusal, numbers, read_numbers};
 use crate::probe::{IN_FLIGHT, NOTES};
-use crate::sys::{Batch, Endpoint, Failure, HEADER, Library, Status};
+use crate::sys::{Batch, Endpoint, Failure, HEADER, Library, Status, Worker};
 use crate::tags::{Tags, space};
 
 /// How UCX says of a transport that it cannot report the death of a peer.
@@ -184,13 +185,10 @@ impl Core {
         self.trying.remove(&peer);
         self.stirred = true;
         tracing::debug!(target: "kvx_ucx", "peer {peer} is reached by {lanes}");
-        let unwanted = self.options.require.as_ref().filter(|names| !lanes.admitted_by(names));
-        if let Some(names) = unwanted {
-            let error = Error::config("connect", "a transport that was not asked for would carry the data")
-                .with_backend(BACKEND)
-                .with_context("require", names.0.join("+"))
-                .with_context("chosen", &lanes)
-                .with_remedy("allow it with require, or see why UCX does not choose the other: UCX_LOG_LEVEL=info");
+        let required = self.options.require.as_ref().filter(|names| !lanes.admitted_by(names));
+        if let Some(required) = required {
+            let found = self.worker.as_ref().map(Worker::resources).unwrap_or_default();
+            let error = unwanted(required, &self.options, &found, &lanes);
             self.end(peer, Some(error));
             return;
         }
@@ -250,7 +248,7 @@ impl Core {
                 .with_context("milliseconds", bound.as_millis())
                 .with_remedy("see that both sides' interfaces reach each other, or choose them: devices=...");
             if let Some(devices) = &self.options.devices {
-                error = error.with_context("devices", devices.0.join("+"));
+                error = error.with_context("devices", devices);
             }
             if let Some(known) = self.peers.get(peer) {
                 error = of_versions(error, self.library, known);

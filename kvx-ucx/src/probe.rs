@@ -9,7 +9,7 @@ use kvx_core::memory::MemoryKind;
 use kvx_core::registry::Probe;
 
 use crate::config::Options;
-use crate::shared;
+use crate::opening;
 use crate::sys::{Context, MOST_PAYLOAD};
 
 /// Segments of a batch.
@@ -45,8 +45,8 @@ pub(crate) fn capabilities(context: &Context) -> Capabilities {
 
 pub(crate) fn probe(config: &BackendConfig) -> Probe {
     let found = Options::read(config).and_then(|options| {
-        let context = Arc::new(shared::context(&options)?);
-        shared::worker(&context, &options)?;
+        let context = Arc::new(opening::context(&options)?);
+        opening::worker(&context, &options)?;
         Ok((context, options))
     });
     match found {
@@ -80,9 +80,6 @@ fn hazard(context: &Context, options: &Options) -> &'static str {
 
 fn detail(context: &Context, options: &Options) -> String {
     let library = context.library();
-    let mut resources = context.resources();
-    resources.sort();
-    resources.dedup();
     let (version, path) = (library.version_text(), &library.path);
-    format!("UCX {version} ({path}); {}{}", resources.join(" "), hazard(context, options))
+    format!("UCX {version} ({path}); {}{}", context.resources().join(" "), hazard(context, options))
 }

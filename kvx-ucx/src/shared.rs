@@ -14,10 +14,11 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use crate::config::Options;
 use crate::core::{Attention, Core};
 use crate::door::Door;
-use crate::error::{BACKEND, missing, refused, system};
+use crate::error::{refused, system};
 use crate::message::Kind;
+use crate::opening::{context, warn, worker};
 use crate::probe::capabilities;
-use crate::sys::{Context, Failure, Library, Worker, before_destructors, load};
+use crate::sys::{Context, Failure, Library, before_destructors};
 
 /// How long the thread waits for a program that was woken with it.
 const HEAD_START: Duration = Duration::from_micros(20);
@@ -73,58 +74,6 @@ pub(crate) fn random() -> Result<u64> {
     Ok(u64::from_le_bytes(*random.as_bytes().first_chunk().unwrap_or(&[0; 8])))
 }
 
-/// The library and what it finds, with these options.
-pub(crate) fn context(options: &Options) -> Result<Context> {
-    let library = load(options.lib.as_deref()).map_err(|error| missing("open", &error))?;
-    Context::new(library, &options.told(), &options.preferred()).map_err(|failure| match failure.call {
-        "ucp_config_modify" => unknown(library, &failure.said.join(" ")),
-        _ => refused(library, &failure),
-    })
-}
-
-/// A setting that UCX does not take.
-fn unknown(library: &Library, name: &str) -> kvx_core::Error {
-    kvx_core::Error::config("open", format!("UCX does not take the setting {name}"))
-        .with_backend(BACKEND)
-        .with_context("version", library.version_text())
-        .with_remedy(
-            "ucx_info -cf lists all settings, to be named without UCX_; some that an old version does not take in this way it takes from \
-             the environment: UCX_NAME=value",
-        )
-}
-
-/// Whether a line says that UCX cannot read the value of a setting, which it names without its prefix: `TX_SEG_SIZE` of
-/// `TCP_TX_SEG_SIZE`. It goes on with a value of its own.
-fn is_unread(line: &str, name: &str) -> bool {
-    let of = line.strip_prefix("Invalid value for ").and_then(|rest| rest.split_once(':'));
-    of.and_then(|(of, _)| name.strip_suffix(of)).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('_'))
-}
-
-/// A worker. Settings that UCX does not know, or whose values it cannot read, are refused: by itself it only logs that.
-pub(crate) fn worker(context: &Arc<Context>, options: &Options) -> Result<Worker> {
-    let library = context.library();
-    let worker = Worker::new(context).map_err(|failure| refused(library, &failure))?;
-    let is_unknown = |name: &str| {
-        let marks = [format!(": {name}="), format!(" {name}="), format!("UCX_{name}=")];
-        worker.said.iter().chain(&context.said).any(|line| {
-            (line.contains("invalid configuration") || line.contains("unused")) && marks.iter().any(|mark| line.contains(mark))
-        })
-    };
-    if let Some((name, _)) = options.settings.iter().find(|(name, _)| is_unknown(name)) {
-        return Err(unknown(library, name));
-    }
-    let said = || worker.said.iter().chain(&context.said);
-    for (name, value) in &options.settings {
-        if let Some(line) = said().find(|line| is_unread(line, name)) {
-            return Err(kvx_core::Error::config("open", format!("UCX cannot read the setting {name}={value}"))
-                .with_backend(BACKEND)
-                .with_context("version", library.version_text())
-                .with_context("said", line));
-        }
-    }
-    Ok(worker)
-}
-
 /// Backends whose threads may be at work.
 static LIVE: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
@@ -152,6 +101,7 @@ impl Shared {
         let context = Arc::new(context(options)?);
         let library: &'static Library = context.library();
         let worker = worker(&context, options)?;
+        warn(&context, &worker, options);
         let address = worker.address().map_err(|failure: Failure| refused(library, &failure))?;
         let descriptor = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
         let (signal, ready) = (descriptor()?, epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
@@ -274,18 +224,5 @@ impl Shared {
         // What is in flight holds what it needs. Their owners may have something to do, with which the lock has nothing to do.
         drop(regions);
         self.wake();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_unread;
-
-    #[test]
-    fn a_value_that_cannot_be_read_is_known_by_the_end_of_its_name() {
-        let line = "Invalid value for TX_SEG_SIZE: 'x'. Expected: memory units";
-        assert!(is_unread(line, "TCP_TX_SEG_SIZE") && is_unread(line, "TX_SEG_SIZE"));
-        assert!(!is_unread(line, "TCP_RX_SEG_SIZE") && !is_unread(line, "SEG_SIZE") && !is_unread(line, "RTX_SEG_SIZE"));
-        assert!(!is_unread("an unused TX_SEG_SIZE: x", "TCP_TX_SEG_SIZE"));
     }
 }

@@ -10,7 +10,7 @@ use super::list;
 /// Names a backend, when the program does not.
 pub(super) const NAME: &str = "KVX_BACKEND";
 /// Options for the backend that was named: `name=value,name=value`.
-const OPTIONS: &str = "KVX_BACKEND_OPTIONS";
+pub(super) const OPTIONS: &str = "KVX_BACKEND_OPTIONS";
 
 /// What may be chosen. The default leaves everything to the ranks.
 ///

@@ -103,6 +103,14 @@ fn a_name_that_cannot_be_had_is_an_error_and_nothing_else_is_taken() {
     let error = choose_among(&ALL, &policy, None).unwrap_err();
     assert!(error.to_string().contains("named_by=KVX_BACKEND"), "{error}");
 
+    let policy = Policy { environment: Some("fast,a=1, b=2".into()), ..Policy::default() };
+    let error = choose_among(&ALL, &policy, None).unwrap_err();
+    let remedy =
+        "options have a variable of their own: KVX_BACKEND=fast KVX_BACKEND_OPTIONS=a=1, b=2";
+    assert_eq!(error.remedy(), Some(remedy));
+    let error = choose_among(&ALL, &named("fast,a=1"), None).unwrap_err();
+    assert_eq!(error.remedy(), Some("name it \"fast\", and give its options apart"));
+
     let error = choose_among(&ALL, &named("fast"), Some(&["slow", "shy"])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("peer=slow, shy"), "{error}");

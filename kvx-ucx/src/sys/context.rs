@@ -7,7 +7,7 @@ use std::ptr;
 use super::Status;
 use super::bindings::types as ucx;
 use super::library::{API, Library};
-use super::log;
+use super::log::{self, Heard};
 
 /// What is asked of UCX. Not atomic operations: there are cards that refuse to register memory for them (known failure 87:
 /// mori#497), and UCX registers it for what is asked only.
@@ -19,7 +19,7 @@ pub(crate) struct Context {
     pub(super) handle: ucx::ucp_context_h,
     memory_types: u64,
     /// Warnings that came when it was made.
-    pub(crate) said: Vec<String>,
+    pub(crate) said: Heard,
 }
 
 // SAFETY: it is made with `mt_workers_shared`: UCX locks it.
@@ -56,8 +56,11 @@ impl Context {
         fail("ucp_config_read", status, Vec::new)?;
         let config = Config { library, handle: config };
         for (name, value) in settings {
-            let status = config.modify(name, value);
-            fail("ucp_config_modify", status, || vec![format!("{name}={value}")])?;
+            let (status, said) = log::listen(library, || config.modify(name, value));
+            // Which one it was, before what was said of it.
+            fail("ucp_config_modify", status, || {
+                std::iter::once(format!("{name}={value}")).chain(said.into_lines()).collect()
+            })?;
         }
         for (name, value) in preferred {
             config.modify(name, value);
@@ -69,12 +72,12 @@ impl Context {
             ..ucx::ucp_params::default()
         };
         let mut handle = ptr::null_mut();
-        let (status, said) = log::listen(|| {
+        let (status, said) = log::listen(library, || {
             // SAFETY: the parameters say which of their fields are set; the configuration is there until the call is over.
             unsafe { ucp.ucp_init_version(API.0, API.1, &raw const params, config.handle, &raw mut handle) }
         });
         if status < 0 {
-            fail("ucp_init", status, || said.clone())?;
+            return Err(Failure { call: "ucp_init", status: Status(status), said: said.into_lines() });
         }
         let mut context = Self { library, handle, memory_types: 0, said };
         let mut attributes = ucx::ucp_context_attr {
@@ -97,14 +100,17 @@ impl Context {
         super::memory::memory_type(kind).is_some_and(|kind| self.memory_types & (1 << kind) != 0)
     }
 
-    /// Transports and devices that it may use: `tcp/eth0`.
+    /// Transports and devices that it may use, sorted: `tcp/eth0`.
     pub(crate) fn resources(&self) -> Vec<String> {
         let text = print(|stream| {
             // SAFETY: the context is there, and the stream is open for writing.
             unsafe { self.library.ucp.ucp_context_print_info(self.handle, stream) };
         });
         let resources = text.lines().filter(|line| line.contains("resource "));
-        resources.filter_map(|line| Some(line.rsplit_once(' ')?.1.to_owned())).collect()
+        let mut names: Vec<_> = resources.filter_map(|line| Some(line.rsplit_once(' ')?.1.to_owned())).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 }
 

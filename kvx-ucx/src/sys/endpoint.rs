@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::bindings::types as ucx;
-use super::context::{Failure, fail, print};
+use super::context::{Failure, print};
 use super::inbox::{Fact, Inbox};
 use super::library::Library;
 use super::worker::Worker;
@@ -65,11 +65,14 @@ impl Endpoint {
         params.err_handler.cb = Some(failed);
         params.err_handler.arg = (&raw mut *origin).cast();
         let mut handle = ptr::null_mut();
-        let (status, said) = log::listen(|| {
+        let (status, said) = log::listen(library, || {
             // SAFETY: the worker is there; the address is followed by zeros; the callback's argument outlives the endpoint.
             unsafe { library.ucp.ucp_ep_create(worker.handle, &raw const params, &raw mut handle) }
         });
-        fail("ucp_ep_create", status, || said)?;
+        if status < 0 {
+            return Err(Failure { call: "ucp_ep_create", status: Status(status), said: said.into_lines() });
+        }
+        said.tell_but(|_| false);
         Ok(Self { library, handle, load: Arc::default(), service: Arc::default(), origin, closing: false })
     }
 

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 
 use super::bindings::functions::Ucp;
+use super::elf::{self, Cut};
 use super::log;
 
 /// The API that is asked for: what Debian 12 has.
@@ -23,14 +24,17 @@ const NAMES: [&str; 2] = ["libucp.so.0", "libucp.so"];
 /// will do.
 const BESIDE: [&str; 3] = ["libucm.so.0", "libucs.so.0", "libuct.so.0"];
 
+/// The folder of those that UCX opens by itself, one for each sort of device.
+const MODULES: &str = "ucx";
+
 /// UCX, opened. It is never closed: it leaves hooks in the process.
 pub(crate) struct Library {
     pub(crate) ucp: Ucp,
     /// As it was named.
     pub(crate) path: String,
     pub(crate) version: (u32, u32, u32),
-    /// How it is told where to log. It is no part of the interface that is promised.
-    pub(crate) log_push_handler: Option<log::Push>,
+    /// Where it can be told where to log.
+    pub(crate) logging: Option<log::Logging>,
 }
 
 impl fmt::Debug for Library {
@@ -47,6 +51,8 @@ impl fmt::Debug for Library {
 pub(crate) enum Missing {
     /// It is not there, or is no library.
     Library(String),
+    /// Its file, or that of one that it needs, ends too soon.
+    Cut { path: String, cut: Cut },
     /// It lacks a function.
     Symbol { path: String, name: &'static str },
     /// It is older than what is asked for.
@@ -59,6 +65,9 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Library(why) => write!(f, "UCX cannot be opened: {why}"),
+            Self::Cut { path, cut: Cut { bytes, said } } => {
+                write!(f, "{path} is cut off: it has {bytes} bytes, and says that it has {said}")
+            }
             Self::Symbol { path, name } => write!(f, "{path} has no function {name}"),
             Self::Old { path, version: (major, minor, patch) } => {
                 write!(f, "{path} is UCX {major}.{minor}.{patch}, and kvx needs {}.{}", API.0, API.1)
@@ -74,6 +83,7 @@ impl Missing {
     pub(crate) fn remedy(&self) -> String {
         match self {
             Self::Other { .. } => "use one UCX library per process".to_owned(),
+            Self::Cut { .. } => "copy or install it once more".to_owned(),
             _ => format!(
                 "install UCX {}.{} or later (Debian and Ubuntu: apt-get install libucx0; Python: pip install libucx-cu12), or name \
                  its libucp.so.0 with the option lib or in {VARIABLE}",
@@ -128,7 +138,21 @@ fn why(error: &libloading::Error) -> String {
     }
 }
 
+/// Looks whether a library that is named by its path, and those that lie beside it, have all their bytes. Where the loader would look
+/// for one that is not is its own business.
+fn check(path: &Path) -> Result<(), Missing> {
+    let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else { return Ok(()) };
+    let modules = std::fs::read_dir(directory.join(MODULES)).into_iter().flatten().flatten().map(|entry| entry.path());
+    let modules = modules.filter(|path| path.to_string_lossy().contains(".so"));
+    let all = BESIDE.iter().map(|name| directory.join(name)).chain(modules);
+    for path in std::iter::once(path.to_owned()).chain(all) {
+        elf::check(&path).map_err(|cut| Missing::Cut { path: path.display().to_string(), cut })?;
+    }
+    Ok(())
+}
+
 fn open(path: &str) -> Result<Library, Missing> {
+    check(Path::new(path))?;
     let open = |path: &Path, flags| {
         // SAFETY: UCX's initialisers may run at any time, on any thread; it is never closed, so what they leave stays valid.
         unsafe { Opened::open(Some(path), flags) }
@@ -148,8 +172,7 @@ fn open(path: &str) -> Result<Library, Missing> {
         open(Path::new(path), RTLD_NOW | RTLD_LOCAL)
     });
     let opened = opened.map_err(|error| Missing::Library(why(&error)))?;
-    // SAFETY: the function has had this type since UCX 1.10, and is not called after the library is closed, which it never is.
-    let log_push_handler = unsafe { opened.get::<log::Push>(c"ucs_log_push_handler") }.ok().map(|push| *push);
+    let logging = log::Logging::find(&opened);
     // SAFETY: the library is UCX by its name, and its functions have had these types since 1.13.
     let ucp = unsafe { Ucp::from_library(opened) }
         .map_err(|error| Missing::Library(why(&error)))?;
@@ -166,7 +189,7 @@ fn open(path: &str) -> Result<Library, Missing> {
         std::mem::forget(ucp);
         return Err(Missing::Old { path, version });
     }
-    Ok(Library { ucp, path, version, log_push_handler })
+    Ok(Library { ucp, path, version, logging })
 }
 
 /// The first function that is not there. Calling one that is not would panic.

@@ -8,6 +8,7 @@ mod batch;
 mod bindings;
 mod catch;
 mod context;
+mod elf;
 mod endpoint;
 mod exit;
 mod inbox;
@@ -35,6 +36,8 @@ impl Status {
     pub(crate) const UNREACHABLE: Self = Self(bindings::types::UCS_ERR_UNREACHABLE);
     pub(crate) const NO_MEMORY: Self = Self(bindings::types::UCS_ERR_NO_MEMORY);
     pub(crate) const NO_RESOURCE: Self = Self(bindings::types::UCS_ERR_NO_RESOURCE);
+    pub(crate) const INVALID_PARAM: Self = Self(bindings::types::UCS_ERR_INVALID_PARAM);
+    pub(crate) const BUSY: Self = Self(bindings::types::UCS_ERR_BUSY);
     pub(crate) const OUT_OF_RANGE: Self = Self(bindings::types::UCS_ERR_OUT_OF_RANGE);
 
     fn check(status: i8) -> Result<(), Self> {

@@ -9,7 +9,8 @@ use super::bindings::types as ucx;
 use super::catch::Shape;
 use super::context::{Context, Failure, fail};
 use super::inbox::{Fact, HEADER, Inbox, MOST_PAYLOAD};
-use super::{Begun, log};
+use super::log::{self, Heard};
+use super::{Begun, Status};
 
 /// The number of kvx's messages.
 pub(super) const MESSAGE: u32 = 0x4b;
@@ -22,7 +23,7 @@ pub(crate) struct Worker {
     pub(super) inbox: Arc<Inbox>,
     descriptor: RawFd,
     /// Warnings that came when it was made.
-    pub(crate) said: Vec<String>,
+    pub(crate) said: Heard,
     /// Of what is received under tags. Dropped after the worker is destroyed.
     pub(super) shape: Shape,
 }
@@ -41,12 +42,12 @@ impl Worker {
         let failed = |status| Failure { call: "ucp_dt_create_generic", status, said: Vec::new() };
         let shape = Shape::new(context.library).map_err(failed)?;
         let mut handle = ptr::null_mut();
-        let (status, said) = log::listen(|| {
+        let (status, said) = log::listen(context.library, || {
             // SAFETY: the context is there, and the parameters say which of their fields are set.
             unsafe { ucp.ucp_worker_create(context.handle, &raw const params, &raw mut handle) }
         });
         if status < 0 {
-            fail("ucp_worker_create", status, || said.clone())?;
+            return Err(Failure { call: "ucp_worker_create", status: Status(status), said: said.into_lines() });
         }
         let mut worker = Self {
             context: Arc::clone(context),
@@ -74,6 +75,11 @@ impl Worker {
         let status = unsafe { ucp.ucp_worker_set_am_recv_handler(handle, &raw const params) };
         fail("ucp_worker_set_am_recv_handler", status, Vec::new)?;
         Ok(worker)
+    }
+
+    /// Transports and devices that its context may use: `tcp/eth0`.
+    pub(crate) fn resources(&self) -> Vec<String> {
+        self.context.resources()
     }
 
     /// What peers need in order to reach it.

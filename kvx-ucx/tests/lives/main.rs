@@ -34,6 +34,8 @@ mod rows;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #[path = "../conformance/subject.rs"]
 mod subject;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod told;
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn main() -> std::process::ExitCode {
@@ -104,7 +106,14 @@ fn main() -> std::process::ExitCode {
             "unknown_settings_and_devices_are_refused",
             refusals::unknown_settings_and_devices_are_refused,
         ),
+        ("settings_that_ucx_cannot_do_are_named", refusals::settings_that_ucx_cannot_do_are_named),
+        (
+            "wrong_settings_are_seen_however_little_is_logged",
+            refusals::wrong_settings_are_seen_however_little_is_logged,
+        ),
         ("what_no_transport_can_do_is_said", refusals::what_no_transport_can_do_is_said),
+        ("what_an_error_says_is_not_logged_too", told::what_an_error_says_is_not_logged_too),
+        ("a_library_that_is_cut_off_is_refused", absent::a_library_that_is_cut_off_is_refused),
         ("another_library_is_refused", refusals::another_library_is_refused),
     ];
     let trials = tests.iter().copied().map(|(name, test)| match missing.clone() {

@@ -5,7 +5,8 @@ use kvx_core::backend::TransferBackend as _;
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
 
-use crate::pair::{Pair, block, lasting_interface, open_with};
+use crate::pair::{Pair, alone, block, is_1_13, lasting_interface, open_with};
+use crate::told::lines_of;
 
 /// Known failure 98: TCP was taken where RDMA was wanted, and nobody said so.
 pub(crate) fn what_is_required_is_enforced() {
@@ -17,6 +18,9 @@ pub(crate) fn what_is_required_is_enforced() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let text = error.to_string();
     assert!(text.contains("require=rc_*+dc_*") && text.contains("chosen=tcp"), "{text}");
+    // They may be here, and are kept out.
+    let kept_out = format!("with tls=tcp and devices={device}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains(&kept_out)), "{text}");
     let one = open_with(&format!("tls=tcp,devices={device},require=tcp")).unwrap();
     let pair = Pair::meet(&one, &other);
     block(pair.one.connect(pair.at_one)).unwrap();
@@ -60,6 +64,65 @@ pub(crate) fn another_library_is_refused() {
         panic!("a second library was looked for");
     };
     assert!(reason.contains("/nowhere") && remedy.is_some(), "{reason}");
+}
+
+/// What UCX knows and can read, and cannot do: the advice names it. Later versions find that out when the worker is made.
+pub(crate) fn settings_that_ucx_cannot_do_are_named() {
+    let error = open_with("tls=tcp,ucx.ZCOPY_THRESH=much").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("cannot read the setting ZCOPY_THRESH=much"), "{error}");
+    for setting in ["TCP_TX_SEG_SIZE=10", "TCP_AF_PRIO=ipx"] {
+        let error = open_with(&format!("tls=tcp,ucx.{setting}")).unwrap_err();
+        let (named, remedy) = (setting.split('=').next().unwrap(), error.remedy().unwrap());
+        if is_1_13() {
+            assert!(
+                error.kind() == ErrorKind::Config && error.message().contains(named),
+                "{error}"
+            );
+        } else {
+            assert!(remedy.contains(&format!("as UCX was told: ucx.{setting}")), "{error}");
+        }
+    }
+}
+
+pub(crate) fn wrong_settings_are_seen_however_little_is_logged() {
+    const TEST: &str = "wrong_settings_are_seen_however_little_is_logged";
+    let file = std::env::temp_dir().join(format!("kvx-ucx-log-{}", std::process::id()));
+    let file = file.to_str().unwrap();
+    for variables in [
+        &[("UCX_LOG_LEVEL", "error")][..],
+        &[("UCX_LOG_LEVEL", "fatal")],
+        &[("UCX_LOG_FILE", file)],
+        &[("UCX_LOG_FILE", file), ("UCX_LOG_LEVEL", "error")],
+    ] {
+        alone(TEST, variables, || {
+            // The file is another in a process that is started for this.
+            let file = std::env::var("UCX_LOG_FILE").ok();
+            let logged =
+                || file.as_ref().map(|file| std::fs::read_to_string(file).unwrap_or_default());
+            let quiet = std::env::var_os("UCX_LOG_LEVEL").is_some();
+            for setting in ["NO_SUCH_SETTING=1", "TCP_KEEPIDLE=never", "TCP_NO_SUCH=1"] {
+                let (named, _) = setting.split_once('=').unwrap();
+                let (result, lines) = lines_of(|| open_with(&format!("tls=tcp,ucx.{setting}")));
+                let error = result.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+                assert!(error.message().contains(named), "{error}");
+                assert_eq!(lines, [""; 0], "{setting}");
+            }
+            // Warnings that nobody asked for are not in the file, and others are.
+            let (result, lines) = lines_of(|| open_with("tls=tcp+nosuch"));
+            result.unwrap();
+            let warned = lines.iter().filter(|line| line.contains("nosuch")).count();
+            assert_eq!(warned, 0, "{lines:?}");
+            // An error has UCX write what it has kept.
+            open_with("tls=tcp,ucx.ZCOPY_THRESH=much").unwrap_err();
+            if let Some(logged) = logged() {
+                assert_eq!(logged.contains("nosuch"), !quiet, "{logged}");
+            }
+        });
+    }
+    // It may be that nothing was logged.
+    let _ = std::fs::remove_file(file);
 }
 
 /// Shared memory alone, which does not report the death of a peer unless told to.
