@@ -79,12 +79,13 @@ use std::time::Duration;
 use kvx_core::card::{Address, CardReader, EngineName};
 use kvx_core::id::Incarnation;
 use kvx_core::layout::RankLayout;
-use kvx_core::{Error, ErrorKind};
 
 mod answer;
 mod config;
+mod failure;
 mod fault;
 mod fetch;
+mod forget;
 mod io;
 mod links;
 mod meet;
@@ -112,6 +113,7 @@ pub use serve::OwnCards;
 pub use status::{PeerState, PeerStatus, PeersStats};
 
 use crate::observe::Quota;
+use failure::Failure;
 use fault::Fault;
 use links::{Ending, Superseded};
 use peer::{Attempt, Peer};
@@ -190,36 +192,6 @@ enum Timer {
 struct StepOf {
     peer: Incarnation,
     backend: &'static str,
-}
-
-/// Why an attempt failed, and what follows.
-#[derive(Debug)]
-struct Failure {
-    error: Error,
-    /// It does not change by itself.
-    permanent: bool,
-    /// The cards may be older than the engine.
-    stale: bool,
-}
-
-impl Failure {
-    const fn permanent(error: Error) -> Self {
-        Self { error, permanent: true, stale: false }
-    }
-
-    const fn passing(error: Error) -> Self {
-        Self { error, permanent: false, stale: false }
-    }
-
-    const fn stale(error: Error) -> Self {
-        Self { error, permanent: false, stale: true }
-    }
-
-    /// Of a backend's step. A fabric's failure passes, whatever the backend advises: the peer may come back.
-    fn of_backend(error: Error) -> Self {
-        let permanent = matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Config);
-        Self { error, permanent, stale: false }
-    }
 }
 
 impl Peers {
@@ -382,38 +354,6 @@ impl Peers {
             self.orphan(of.peer, of.backend, &result);
         }
         self.dirty_peers.insert(of.peer);
-    }
-
-    /// Gives up everything that has to do with an engine, or with all.
-    fn forget(&mut self, engine: Option<&EngineName>) {
-        let meant = |name: &EngineName| engine.is_none_or(|engine| engine == name);
-        let sites: Vec<SiteNo> = self
-            .sites
-            .iter()
-            .filter(|(_, site)| meant(&site.key.engine))
-            .map(|(no, _)| *no)
-            .collect();
-        let error = Error::new(ErrorKind::Closed, "peers", "the engine is forgotten on this side");
-        let error = Arc::new(error);
-        for no in sites {
-            let waiters = self.sites.get(&no).map(|site| site.waiters.clone());
-            for id in waiters.into_iter().flatten() {
-                self.fail_want(id, Arc::clone(&error));
-            }
-            self.remove_site(no);
-        }
-        let peers = self.peers.iter().filter(|(_, peer)| meant(&peer.remote.engine));
-        let peers: Vec<Incarnation> = peers.map(|(incarnation, _)| *incarnation).collect();
-        peers.into_iter().for_each(|incarnation| self.gone(incarnation, GoneReason::Forgotten));
-        let sessions = self.sessions.iter().filter(|(_, session)| meant(&session.remote.engine));
-        let sessions: Vec<SessionId> = sessions.map(|(id, _)| *id).collect();
-        for session in sessions {
-            self.send(session, &Message::Bye);
-            self.close(session);
-        }
-        if engine.is_none() {
-            self.superseded.clear();
-        }
     }
 
     /// A number that was not given before.

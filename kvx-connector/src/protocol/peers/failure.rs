@@ -1,0 +1,33 @@
+//! Why attempts fail.
+
+use kvx_core::{Error, ErrorKind};
+
+/// Why an attempt failed, and what follows.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// It does not change by itself.
+    pub(super) permanent: bool,
+    /// The cards may be older than the engine.
+    pub(super) stale: bool,
+}
+
+impl Failure {
+    pub(super) const fn permanent(error: Error) -> Self {
+        Self { error, permanent: true, stale: false }
+    }
+
+    pub(super) const fn passing(error: Error) -> Self {
+        Self { error, permanent: false, stale: false }
+    }
+
+    pub(super) const fn stale(error: Error) -> Self {
+        Self { error, permanent: false, stale: true }
+    }
+
+    /// Of a backend's step. A fabric's failure passes, whatever the backend advises: the peer may come back.
+    pub(super) fn of_backend(error: Error) -> Self {
+        let permanent = matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Config);
+        Self { error, permanent, stale: false }
+    }
+}
