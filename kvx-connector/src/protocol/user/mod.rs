@@ -40,6 +40,7 @@
 //!   outlive their request until they are answered, a bounded number of times.
 //! - A full queue is no failure; a transfer that failed is tried again, a bounded number of times, while the lease is held.
 
+mod config;
 mod end;
 mod flow;
 mod hear;
@@ -47,9 +48,8 @@ mod release;
 mod request;
 mod terms;
 
-pub use terms::{
-    Ask, Config, Counts, Input, Keeping, Outcome, Output, Prove, Route, Source, Unproven, Why,
-};
+pub use config::{Config, Counts};
+pub use terms::{Ask, Input, Keeping, Outcome, Output, Prove, Route, Source, Unproven, Why};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
