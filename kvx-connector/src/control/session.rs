@@ -27,7 +27,7 @@ use kvx_core::card::{Address, EngineName};
 use kvx_core::{Error, Result};
 use snow::HandshakeState;
 
-use super::record::{LENGTH_BYTES, MAX_BYTES, TAG_BYTES, Tag};
+use super::record::{LENGTH_BYTES, MAX_BYTES, Tag};
 use super::{Agreed, Leave, RemoteIdentity, Security, Versions, hello, record};
 
 mod begin;
@@ -35,14 +35,15 @@ mod cipher;
 mod content;
 mod fault;
 mod preamble;
+mod receive;
 #[cfg(test)]
 mod tests;
 
 pub use fault::{Fault, FaultKind};
 
-use cipher::{Cipher, NOISE_BYTES, broken, noise};
+use cipher::{Cipher, broken, noise};
 use fault::{left, wrong_key};
-use preamble::{PREAMBLE_BYTES, begins_well};
+use preamble::PREAMBLE_BYTES;
 
 /// After so many records in one direction, that direction's key is replaced by one that does not give the old one away.
 pub const REKEY_EVERY: u64 = 1 << 16;
@@ -165,104 +166,6 @@ impl Session {
             rekey_every: REKEY_EVERY,
             max_records: MAX_RECORDS,
             old_key: false,
-        }
-    }
-
-    /// Takes bytes of the stream, however it was cut. What comes of them is appended to `events`, also where a fault follows.
-    ///
-    /// # Errors
-    ///
-    /// The session is over. Nothing that is given to it later is looked at.
-    pub fn receive(
-        &mut self,
-        mut bytes: &[u8],
-        events: &mut Vec<SessionEvent>,
-    ) -> Result<(), Fault> {
-        let mut held = std::mem::take(&mut self.input);
-        if !held.is_empty() {
-            // Completes one item; the rest is taken from where it lies.
-            let wanted = self.wanted(&held);
-            if wanted <= LENGTH_BYTES + NOISE_BYTES {
-                // A stranger is given no more than he fills.
-                held.reserve_exact(LENGTH_BYTES + NOISE_BYTES - held.len());
-            }
-            let (more, rest) = bytes.split_at(wanted.saturating_sub(held.len()).min(bytes.len()));
-            held.extend_from_slice(more);
-            bytes = rest;
-            if held.len() < self.wanted(&held) {
-                // The length is known only now.
-                let (more, rest) =
-                    bytes.split_at((self.wanted(&held) - held.len()).min(bytes.len()));
-                held.extend_from_slice(more);
-                bytes = rest;
-            }
-            if held.len() < self.wanted(&held) {
-                self.input = held;
-                return self.check_input();
-            }
-            self.step_or_end(&held, events)?;
-        }
-        loop {
-            if matches!(self.state, State::Over) {
-                return Ok(());
-            }
-            if bytes.is_empty() {
-                return Ok(());
-            }
-            if matches!(self.state, State::Knocked(_)) {
-                return Err(self.end(Fault {
-                    kind: FaultKind::WrongKey,
-                    error: Error::peer("control", "it goes on before it was answered"),
-                }));
-            }
-            let wanted = self.wanted(bytes);
-            let Some((item, rest)) = bytes.split_at_checked(wanted) else {
-                self.input = bytes.to_vec();
-                return self.check_input();
-            };
-            self.step_or_end(item, events)?;
-            bytes = rest;
-        }
-    }
-
-    /// Refuses what is incomplete as soon as it is known to be wrong, so that nobody waits for the rest or keeps it.
-    fn check_input(&mut self) -> Result<(), Fault> {
-        let held = std::mem::take(&mut self.input);
-        let result = match &self.state {
-            State::Preamble => begins_well(&held).map(|_| ()),
-            _ => match held.first_chunk::<LENGTH_BYTES>() {
-                None => Ok(()),
-                Some(length) => self.check_length(u16::from_le_bytes(*length).into()),
-            },
-        };
-        self.input = held;
-        result.map_err(|fault| self.end(fault))
-    }
-
-    /// How many bytes the next item has, as far as its beginning tells.
-    fn wanted(&self, begins: &[u8]) -> usize {
-        match self.state {
-            State::Preamble => PREAMBLE_BYTES,
-            _ => match begins.first_chunk::<LENGTH_BYTES>() {
-                Some(length) => LENGTH_BYTES + usize::from(u16::from_le_bytes(*length)),
-                None => LENGTH_BYTES,
-            },
-        }
-    }
-
-    fn check_length(&self, bytes: usize) -> Result<(), Fault> {
-        match &self.state {
-            State::First(_) | State::Second(_) if bytes != NOISE_BYTES => {
-                Err(wrong_key(self.dials))
-            }
-            State::Hello(cipher) => {
-                let tag = if cipher.noise.is_some() { TAG_BYTES } else { 0 };
-                if bytes > hello::MAX_BYTES + 1 + tag {
-                    return Err(Fault::bad(format!("a hello of {bytes} bytes")));
-                }
-                Ok(())
-            }
-            _ => Ok(()),
         }
     }
 
