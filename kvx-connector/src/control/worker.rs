@@ -3,21 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::ErrorKind as IoKind;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvx_core::{Error, ErrorKind};
 use mio::{Events, Interest, Poll, Token};
 
+use super::SessionId;
 use super::conn::{Conn, Dial, End, Io, Phase};
 use super::resolve::{Resolver, Resolving};
-use super::session::{Fault, FaultKind, Local, SessionEvent};
-use super::shared::{Command, Shared, UpInfo};
+use super::session::{Local, SessionEvent};
+use super::shared::{Command, Shared};
 use super::stats::{one, set};
-use super::{ControlEvent, Leave, SessionId};
 
 mod accept;
+mod came;
 mod dial;
+mod ends;
 mod times;
 
 use accept::{Bucket, Listener};
@@ -275,188 +275,5 @@ impl Worker {
             again |= matches!(conn.write(&shared, now)?, Io::Again);
         }
         Ok(if again { Io::Again } else { Io::Idle })
-    }
-
-    fn heard(&self, conn: &mut Conn, now: Instant) {
-        conn.heard = now;
-        conn.heard_at.store(self.shared.clock(now), Ordering::Relaxed);
-        if std::mem::take(&mut conn.asked) > 1 {
-            self.shared.with_up(conn.id, |up| up.missed_pings = 0);
-        }
-    }
-
-    fn came(&mut self, conn: &mut Conn, event: SessionEvent, now: Instant) -> Result<(), End> {
-        let shared = &self.shared;
-        match event {
-            SessionEvent::Knocked => {
-                self.droppable.remove(&(false, conn.id));
-                self.droppable.insert((true, conn.id));
-                self.knocked.insert(conn.id);
-            }
-            SessionEvent::Up { remote, agreed } => {
-                if conn.dial.is_none() {
-                    if let Err(error) = shared.open(conn.id) {
-                        one(&shared.counters.too_many);
-                        conn.session.leave(Leave::TooMany, error.message());
-                        return Err(End::Fault(Fault { kind: FaultKind::Local, error }));
-                    }
-                    if conn.session.used_old_key() {
-                        one(&shared.counters.old_key);
-                    }
-                }
-                let info = UpInfo {
-                    remote: remote.clone(),
-                    agreed,
-                    peer: conn.peer,
-                    dialled: conn.dial.as_ref().map(|dial| dial.address.clone()),
-                    since: now,
-                    heard: Arc::clone(&conn.heard_at),
-                    missed_pings: 0,
-                    round_trip: None,
-                };
-                shared.with_outbox(conn.id, |outbox| outbox.up = Some(info));
-                conn.phase = Phase::Up;
-                one(&shared.counters.established);
-                if conn.dial.is_some() {
-                    shared.counters.dialling.fetch_sub(1, Ordering::Relaxed);
-                }
-                shared.counters.up.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(session = %conn.id, %remote, peer = %conn.peer, "a session is up");
-                shared.event(ControlEvent::Up {
-                    session: conn.id,
-                    remote,
-                    agreed,
-                    dialled: conn.dial.is_some(),
-                });
-                self.undroppable(conn.id);
-            }
-            SessionEvent::Message(bytes) => {
-                one(&shared.counters.messages_received);
-                conn.inbox.1 += bytes.len();
-                shared.event(ControlEvent::Message { session: conn.id, bytes });
-                if conn.inbox.1 > shared.config.limits.inbox_bytes {
-                    let (_, polled) = shared.waiting(true);
-                    if polled == conn.inbox.0 {
-                        conn.paused = true;
-                        one(&shared.counters.paused);
-                    } else {
-                        conn.inbox = (polled, 0);
-                    }
-                }
-            }
-            SessionEvent::Pong(token) => {
-                if let Some((_, at)) = conn.pinged.take_if(|(pinged, _)| *pinged == token) {
-                    let round_trip = Some(now.saturating_duration_since(at));
-                    shared.with_up(conn.id, |up| up.round_trip = round_trip);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A connection ended, or must.
-    fn ended(&mut self, conn: Conn, end: End, now: Instant) {
-        let counters = &self.shared.counters;
-        let was_up = conn.phase == Phase::Up;
-        if was_up {
-            counters.up.fetch_sub(1, Ordering::Relaxed);
-        }
-        let (why, tell) = match end {
-            End::Lost(source) => {
-                match conn.phase {
-                    Phase::Up => one(&counters.lost),
-                    Phase::Connecting | Phase::Proving => one(&counters.unproven),
-                    Phase::Leaving => {}
-                }
-                (conn.lost(source), false)
-            }
-            End::Fault(fault) => {
-                match fault.kind {
-                    FaultKind::NotOurs => one(&counters.not_ours),
-                    FaultKind::WrongKey => one(&counters.wrong_key),
-                    FaultKind::BadFrame => one(&counters.bad_frames),
-                    FaultKind::Refused => one(&counters.refused),
-                    FaultKind::Left => one(&counters.left),
-                    FaultKind::Local => {}
-                }
-                (conn.at(fault.error), !conn.session.output().is_empty())
-            }
-        };
-        if conn.dial.is_some() && !was_up && conn.phase != Phase::Leaving {
-            counters.dialling.fetch_sub(1, Ordering::Relaxed);
-        }
-        if conn.phase != Phase::Leaving {
-            tracing::debug!(session = %conn.id, peer = %conn.peer, error = %why, "a session is over");
-        }
-        self.forget(conn.id);
-        self.shared.down(conn.id, why);
-        if tell && conn.phase != Phase::Leaving {
-            self.leave(conn, now);
-        }
-    }
-
-    /// What is left is sent, if the other side takes it in time.
-    fn leave(&mut self, mut conn: Conn, now: Instant) {
-        conn.phase = Phase::Leaving;
-        conn.deadline = now + self.shared.config.limits.linger;
-        match conn.write(&self.shared, now) {
-            Ok(io) => {
-                self.droppable.insert((false, conn.id));
-                // Whatever came meanwhile is read, and thrown away.
-                let again = matches!(io, Io::Again) || conn.readable;
-                self.keep(conn, again);
-            }
-            Err(_) => drop(conn),
-        }
-    }
-
-    /// The caller closes a session.
-    fn close(&mut self, session: SessionId, now: Instant) {
-        // One that the caller knows of.
-        if !self.shared.is_open(session) {
-            return;
-        }
-        let closed =
-            || Error::new(ErrorKind::Closed, "control", "the session was closed on this side");
-        if self.looked_up.remove(&session).is_some() {
-            self.shared.counters.dialling.fetch_sub(1, Ordering::Relaxed);
-            self.shared.down(session, closed());
-            return;
-        }
-        match self.conns.remove(&session) {
-            Some(conn) if conn.phase == Phase::Leaving => {
-                self.conns.insert(session, conn);
-            }
-            Some(mut conn) => {
-                let was_up = conn.phase == Phase::Up;
-                let gauge =
-                    if was_up { &self.shared.counters.up } else { &self.shared.counters.dialling };
-                gauge.fetch_sub(1, Ordering::Relaxed);
-                if let Some(queue) =
-                    self.shared.with_outbox(session, |outbox| std::mem::take(&mut outbox.queue))
-                {
-                    conn.rest = queue;
-                }
-                self.shared.down(session, closed());
-                if was_up {
-                    self.leave(conn, now);
-                }
-            }
-            None => {}
-        }
-    }
-
-    /// Says so to all that are up, as far as they take it at once.
-    fn stop(&mut self) {
-        let now = Instant::now();
-        for conn in self.conns.values_mut().filter(|conn| conn.phase == Phase::Up) {
-            conn.session.leave(Leave::Stopping, "");
-            conn.phase = Phase::Leaving;
-            // Nobody is left who could be told of an error.
-            let _ = conn.write(&self.shared, now);
-        }
-        self.conns.clear();
-        self.listeners.clear();
-        self.shared.end("the control channel is closed");
     }
 }
