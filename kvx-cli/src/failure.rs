@@ -62,17 +62,11 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
 /// An error as one line of text: the message with its causes.
 #[must_use]
 pub(crate) fn line(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
+    let mut text = error.in_full();
     if error.as_mismatch().is_some() && error.remedy().is_none() {
         text.push_str("; configure both engines alike in this field");
     }
-    text.replace('\n', " ")
+    text
 }
 
 /// An error that others have, too, as one of one's own.

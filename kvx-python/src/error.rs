@@ -51,12 +51,7 @@ pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'
     facts.set_item("context", context)?;
     let mismatch = error.as_mismatch();
     facts.set_item("mismatch", mismatch.map(|it| (&*it.field, &*it.left.1, &*it.right.1)))?;
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(why) = cause {
-        text.push_str(&format!(": {why}"));
-        cause = why.source();
-    }
+    let text = error.in_full();
     let make = MAKE
         .get(py)
         .ok_or_else(|| PyErr::new::<pyo3::exceptions::PyRuntimeError, _>("kvx is not imported"))?;

@@ -289,6 +289,23 @@ impl Error {
         self.0.remedy.as_deref()
     }
 
+    /// The error and its causes, in the order in which they came about, in one line. A cause that was said already, as where a
+    /// message has it in its own words, is not said again.
+    #[must_use]
+    pub fn in_full(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(inner) = cause {
+            let why = inner.to_string();
+            if !text.contains(&why) {
+                text.push_str(": ");
+                text.push_str(&why);
+            }
+            cause = inner.source();
+        }
+        text.replace('\n', " ")
+    }
+
     /// Facts about where it happened.
     #[must_use]
     pub fn context(&self) -> &[(&'static str, String)] {

@@ -34,6 +34,16 @@ fn the_source_is_kept() {
 }
 
 #[test]
+fn causes_are_said_in_order_and_none_twice() {
+    let io = || std::io::Error::other("no\nluck");
+    let inner = Error::config("trace", "unreadable").with_source(io());
+    let outer = Error::peer("demo", "it ended").with_remedy("look there").with_source(inner);
+    assert_eq!(outer.in_full(), "demo: it ended; look there: trace: unreadable: no luck");
+    let said = Error::config("trace", format!("unreadable: {}", io())).with_source(io());
+    assert_eq!(said.in_full(), "trace: unreadable: no luck");
+}
+
+#[test]
 fn an_error_is_one_word_wide() {
     assert_eq!(size_of::<Error>(), size_of::<usize>());
     assert_eq!(size_of::<Result<()>>(), size_of::<usize>());

@@ -57,11 +57,7 @@ impl Peers {
 
     pub(super) fn dial_failed(&mut self, address: &Address, error: &Error) {
         for user in self.dials.remove(address).into_iter().flatten() {
-            let error =
-                Error::peer("peers.dial", format!("the address cannot be reached: {error}"))
-                    .with_kind(error.kind())
-                    .with_context("address", address)
-                    .with_retry(Retry::Backoff);
+            let error = not_reached(address, error);
             match user {
                 User::Site(no) => self.fail_fetch(no, Failure::passing(error)),
                 User::Peer(incarnation) => self.fail_meeting(incarnation, Failure::stale(error)),
@@ -356,5 +352,21 @@ impl Peers {
         if peer.is_attempt(number) || (number == 0 && peer.is_meeting()) {
             self.fail_meeting(incarnation, failure);
         }
+    }
+}
+
+/// What whoever waits for an address is told. What the channel says of it has the address, too, and a remedy: each is said once.
+fn not_reached(address: &Address, why: &Error) -> Error {
+    let message = format!("the address cannot be reached: {}", why.message());
+    let mut error = Error::peer("peers.dial", message)
+        .with_kind(why.kind())
+        .with_context("address", address)
+        .with_retry(Retry::Backoff);
+    if let Some(code) = why.native() {
+        error = error.with_native(code);
+    }
+    match why.remedy() {
+        Some(remedy) => error.with_remedy(remedy.to_owned()),
+        None => error,
     }
 }

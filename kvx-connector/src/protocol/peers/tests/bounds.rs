@@ -116,7 +116,8 @@ fn pauses_grow_and_end_with_the_want() {
     world.run(SEC * 21);
     let error = world.refused(rank, id);
     assert_eq!((error.kind(), error.retry()), (ErrorKind::Peer, Retry::Backoff));
-    assert!(error.to_string().contains("cannot be reached"), "{error}");
+    assert!(error.to_string().contains("cannot be reached: refused"), "{error}");
+    assert_eq!(error.to_string().matches("look who listens there").count(), 1, "{error}");
     let said = world.processes[rank].said.iter();
     let dialled: Vec<Duration> =
         said.filter(|(_, said)| matches!(said, Said::Dialled)).map(|(when, _)| *when).collect();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvx_core::Error;
 use kvx_core::card::{Address, EngineName};
 use kvx_core::id::{Incarnation, PeerId};
 use kvx_core::{Error, Retry};
@@ -349,7 +350,10 @@ impl World {
         match event {
             Event::Dial { from, to } => self.dial(from, to),
             Event::DialFailed { at, address } => {
-                let error = Error::peer("dial", "refused").with_retry(Retry::Backoff);
+                // As the channel's is.
+                let error = Error::peer("dial", "refused")
+                    .with_context("address", &address)
+                    .with_remedy("look who listens there");
                 self.step(at, Input::DialFailed { address, error });
             }
             Event::Up { at, session, remote, dialled } => {
