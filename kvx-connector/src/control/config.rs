@@ -164,7 +164,8 @@ impl Security {
         if !self.keys.is_empty() || self.beyond_loopback || loopback {
             return Ok(());
         }
-        Err(Error::config("control", format!("plaintext beyond loopback, at {address}"))
+        let place = super::place(address);
+        Err(Error::config("control", format!("plaintext beyond loopback, at {place}"))
             .with_remedy("give all engines a key, or allow plaintext beyond loopback by name"))
     }
 }

@@ -232,7 +232,8 @@ impl Control {
             }
         }
         if sockets.is_empty() {
-            let error = Error::config("control", format!("no address of {address} is this host's"));
+            let host = address.host();
+            let error = Error::config("control", format!("no address of {host} is this host's"));
             return Err((error, false));
         }
         for socket in sockets {
@@ -369,6 +370,14 @@ fn with_port(address: &Address, port: u16) -> Result<Address> {
     format!("{host}:{port}").parse()
 }
 
+/// An address for people: port 0 is none.
+fn place(address: &Address) -> String {
+    match address.port() {
+        0 => address.host().to_string(),
+        _ => address.to_string(),
+    }
+}
+
 fn cannot_listen(
     address: &Address,
     at: std::net::SocketAddr,
@@ -380,7 +389,8 @@ fn cannot_listen(
             .with_remedy("give each engine and each rank on a host a port of its own, or port 0")
             .with_retry(Retry::Backoff)
     } else {
-        Error::config("control", format!("cannot listen at {address}: {source}"))
+        let place = place(address);
+        Error::config("control", format!("cannot listen at {place}: {source}"))
             .with_remedy("listen at an address of this host, at a port that this user may use")
     };
     (error.with_native(source.raw_os_error().unwrap_or(0).into()).with_source(source), taken)

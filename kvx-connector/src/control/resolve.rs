@@ -63,7 +63,7 @@ impl Resolver {
 }
 
 fn unresolved(address: &Address) -> Error {
-    Error::new(ErrorKind::Config, "control", format!("{address} has no address"))
+    Error::new(ErrorKind::Config, "control", format!("{} has no address", address.host()))
         .with_remedy("check the name, and the resolver of this host")
 }
 

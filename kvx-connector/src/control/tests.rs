@@ -67,9 +67,21 @@ fn a_name_that_is_not_known_is_named() {
     let one = start(&resolver(), key());
     one.dial(&"nobody.example:5600".parse().unwrap(), None).unwrap();
     let ControlEvent::Down { why, .. } = next(&one) else { panic!() };
-    assert!(why.to_string().contains("nobody.example:5600 has no address"), "{why}");
+    assert!(why.to_string().contains("nobody.example has no address"), "{why}");
     let error = one.listen(&"nobody.example:0".parse().unwrap()).unwrap_err();
-    assert!(error.to_string().contains("nobody.example"), "{error}");
+    assert!(error.to_string().contains("nobody.example has no address"), "{error}");
+}
+
+/// Port 0 is whatever is free: nobody looks for what is wrong with it.
+#[test]
+fn an_address_that_is_not_this_hosts_is_named_without_port_0_and_its_cause_once() {
+    let one = start(&resolver(), key());
+    let error = one.listen(&"192.0.2.1:0".parse().unwrap()).unwrap_err();
+    let said = error.in_full();
+    assert!(said.contains("cannot listen at 192.0.2.1: "), "{said}");
+    assert_eq!(said.matches("os error").count(), 1, "{said}");
+    let error = one.listen(&"192.0.2.1:9".parse().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("192.0.2.1:9"), "{error}");
 }
 
 /// Or whoever answers for a name decides where plaintext goes.
@@ -79,7 +91,8 @@ fn a_name_with_an_address_beyond_loopback_gets_no_plaintext() {
     one.dial(&"lies.example:5600".parse().unwrap(), None).unwrap();
     let ControlEvent::Down { why, .. } = next(&one) else { panic!() };
     assert!(why.to_string().contains("plaintext beyond loopback"), "{why}");
-    one.listen(&"lies.example:0".parse().unwrap()).unwrap_err();
+    let error = one.listen(&"lies.example:0".parse().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("at lies.example; "), "{error}");
 }
 
 #[test]

@@ -91,9 +91,19 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
-            Host::V4(ip) => write!(f, "{ip}:{}", self.port),
             Host::V6(ip) => write!(f, "[{ip}]:{}", self.port),
-            Host::Name(name) => write!(f, "{name}:{}", self.port),
+            host => write!(f, "{host}:{}", self.port),
+        }
+    }
+}
+
+/// The host alone: an IPv6 address has no brackets.
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::V4(ip) => ip.fmt(f),
+            Self::V6(ip) => ip.fmt(f),
+            Self::Name(name) => f.write_str(name),
         }
     }
 }
