@@ -152,6 +152,27 @@ async fn a_ticket_of_other_blocks_is_refused_by_the_owner() {
     assert_eq!(invited.over().await.unwrap(), [Reason::Done]);
 }
 
+/// Known failure 47 (vllm#52234): a ticket of blocks that its owner does not have: nothing is read, all blocks are bad, and neither the lease
+/// nor the engines are the worse for it.
+#[tokio::test]
+async fn a_ticket_of_blocks_that_there_are_not_is_never_ready() {
+    let two = Two::new(|_| {}, |_| {}).await;
+    let published = two.publish("r");
+    let before = bytes(&two.consumer);
+    for id in [10_000, u32::MAX] {
+        let mut ticket = published.ticket().clone();
+        ticket.groups[0].table.ids[1] = id;
+        let ticket = Ticket::from_bytes(&ticket.to_bytes().unwrap()).unwrap();
+        let failure = two.fetch(&ticket).over().await.unwrap_err();
+        assert!(failure.to_string().contains("out of range"), "{failure}");
+        assert_eq!((failure.blocks.len(), failure.quarantined), (4, false), "{failure}");
+    }
+    assert!(bytes(&two.consumer) == before, "something was read");
+    two.fetch(published.ticket()).over().await.unwrap();
+    assert_eq!(published.over().await.unwrap(), [Reason::Done]);
+    assert_eq!(two.consumer.wrong(&two.ours, 0..TOKENS), 0);
+}
+
 /// Two engines of one name: whoever has met both is told at once when it asks the one in whose place the other is, and the other goes
 /// on; once that has ended, the one that was refused serves.
 #[tokio::test]

@@ -139,6 +139,27 @@ fn no_room_is_no_failure() {
     assert_eq!((user.user.counts().busy, user.user.counts().retried), (5, 0));
 }
 
+/// Nor for ever: where there is never any room, the deadline ends it, and its time is the request's own.
+#[test]
+fn without_room_for_ever_the_deadline_ends_it() {
+    let mut user = Use::new();
+    let mut out = user.ask(1, &[1], 1, Access::Read);
+    let mut tries = 0;
+    while failed(&out).is_none() {
+        assert!(user.now < ms(31_000), "it goes on after its deadline");
+        let mut next = Vec::new();
+        for transfer in posts(&out) {
+            tries += 1;
+            next.extend(user.settle(transfer, Outcome::Busy));
+        }
+        next.extend(user.pass(10));
+        out = next;
+    }
+    assert_eq!((failed(&out), user.user.live()), (Some(Why::Deadline), 0));
+    assert!(tries > 100 && user.now >= ms(29_000), "{tries} tries in {:?}", user.now);
+    assert_eq!(user.user.counts().retried, 0);
+}
+
 /// Known failures 28 and 84 (vllm PR#18632, PR#58108): a full prefix hit transfers nothing, and its owner is told all the same.
 #[test]
 fn nothing_to_transfer_is_confirmed() {
