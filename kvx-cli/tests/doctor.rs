@@ -240,12 +240,16 @@ fn ports_and_keys_are_looked_at_where_they_are_named() {
     let file = key.display().to_string();
     let look = |arguments: &str, code: i32| Said(json(&format!("doctor {arguments}"), code));
     let said = look(&format!("--listen 127.0.0.1:0 --key {file}"), 0);
-    said.has("port", "ok", &["127.0.0.1:0 is free"]);
+    said.has("port", "ok", &["127.0.0.1 has a free port"]);
     said.has("key", "ok", &[&file, "owner alone"]);
     let said = look(&format!("--listen {port} --listen nonsense --listen 192.0.2.1:0"), 1);
     said.has("port", "failure", &[&port.to_string(), "ss -ltnp"]);
     said.has("port", "failure", &["there is no port"]);
-    said.has("port", "failure", &["192.0.2.1", "address of this host"]);
+    said.has("port", "failure", &["192.0.2.1: ", "address of this host"]);
+    // As `kvx serve` has it: others are told to dial that.
+    let said = look("--listen 0.0.0.0:5700 --listen [::]:0", 1);
+    said.has("port", "failure", &["0.0.0.0:5700", "the other engine reaches this host"]);
+    said.has("port", "failure", &["[::]:0", "the other engine reaches this host"]);
     let mode =
         |mode| std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(0o640);

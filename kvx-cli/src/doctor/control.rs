@@ -7,7 +7,7 @@ use kvx_core::card::Address;
 
 use super::Finding;
 use crate::args::DoctorArgs;
-use crate::failure;
+use crate::serve;
 
 pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -41,14 +41,19 @@ fn host_name(name: &str, addresses: Result<Vec<IpAddr>, String>) -> Finding {
 /// Whether an engine could listen there.
 fn port(text: &str) -> Finding {
     const CHECK: &str = "port";
-    let address: Address = match text.parse() {
+    let address: Address = match serve::listened(text) {
         Ok(address) => address,
         Err(error) => {
-            return Finding::failure(CHECK, failure::line(&error), "write HOST:PORT");
+            let remedy = error.remedy().unwrap_or("write HOST:PORT").to_owned();
+            return Finding::failure(CHECK, error.message().to_owned(), remedy);
         }
     };
+    let (place, found) = match address.port() {
+        0 => (address.host().to_string(), "has a free port"),
+        _ => (address.to_string(), "is free"),
+    };
     match TcpListener::bind(address.to_string()) {
-        Ok(_) => Finding::ok(CHECK, format!("{address} is free")),
+        Ok(_) => Finding::ok(CHECK, format!("{place} {found}")),
         Err(error) => {
             let remedy = match error.kind() {
                 std::io::ErrorKind::AddrInUse => {
@@ -59,7 +64,7 @@ fn port(text: &str) -> Finding {
                 }
                 _ => "give an address of this host: ip addr lists them",
             };
-            Finding::failure(CHECK, format!("{address}: {error}"), remedy)
+            Finding::failure(CHECK, format!("{place}: {error}"), remedy)
         }
     }
 }

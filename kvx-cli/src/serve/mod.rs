@@ -206,7 +206,7 @@ fn address(option: &'static str, text: &str) -> Result<Address> {
 }
 
 /// Where this process listens: others are told that address, so it must be one by which they can reach it.
-fn listened(text: &str) -> Result<Address> {
+pub(crate) fn listened(text: &str) -> Result<Address> {
     let address = address("--listen", text)?;
     let anywhere = match address.host() {
         Host::V4(ip) => ip.is_unspecified(),
