@@ -61,26 +61,35 @@ pub(super) fn run(args: &BenchArgs, fabric: &Fabric, out: &mut Output) -> Result
 
     // Processor time, at 64 blocks.
     let mut pair = Pair::new(fabric, BLOCKS, None)?;
-    pair.round(WARM_UP, AT_ONCE)?;
-    let before = pair.processor_time()?;
-    let tickets = pair.lease(times.min(AHEAD))?;
-    let leased = pair.processor_time()?;
-    let count = tickets.len();
-    pair.fetch(&tickets, AT_ONCE)?;
-    pair.over(count)?;
-    let fetched = pair.processor_time()?;
-    let tickets = pair.lease(times.min(AHEAD))?;
-    let alone = pair.processor_time()?;
-    pair.fetch(&tickets, 1)?;
-    pair.over(count)?;
-    let ended = pair.processor_time()?;
-    costs.publish = per(leased - before, count);
-    costs.fetch = per(fetched - leased, count);
-    costs.fetch_one_by_one = per(ended - alone, count);
+    // Each of the places that are fetched into at the same time is touched.
+    pair.round(SLOTS, AT_ONCE)?;
+    let (mut publish, mut fetch, mut one_by_one) = (0, 0, 0);
+    let mut left = times;
+    while left > 0 {
+        let some = left.min(AHEAD);
+        let before = pair.processor_time()?;
+        let tickets = pair.lease(some)?;
+        let leased = pair.processor_time()?;
+        pair.fetch(&tickets, AT_ONCE)?;
+        pair.over(tickets.len())?;
+        let fetched = pair.processor_time()?;
+        let tickets = pair.lease(some)?;
+        let alone = pair.processor_time()?;
+        pair.fetch(&tickets, 1)?;
+        pair.over(tickets.len())?;
+        let ended = pair.processor_time()?;
+        publish += leased - before;
+        fetch += fetched - leased;
+        one_by_one += ended - alone;
+        left -= some;
+    }
+    costs.publish = per(publish, times);
+    costs.fetch = per(fetch, times);
+    costs.fetch_one_by_one = per(one_by_one, times);
     wrong += pair.check()?;
     let traffic = pair.live.traffic();
     pair.close()?;
-    let mut rig = rig(fabric, args, BLOCKS)?;
+    let mut rig = rig(fabric, args, BLOCKS, SLOTS)?;
     for _ in 0..WARM_UP {
         rig.round()?;
     }
@@ -90,15 +99,18 @@ pub(super) fn run(args: &BenchArgs, fabric: &Fabric, out: &mut Output) -> Result
     }
     let bare = rig.end_counting()?;
     costs.bare_one_by_one = bare.initiator + bare.target;
-    rig.begin_counting(times)?;
-    let mut left = times;
-    while left > 0 {
-        let some = left.min(u32::try_from(AT_ONCE).unwrap_or(left));
-        rig.rounds(some)?;
-        left -= some;
+    // The first warms up.
+    for times in [SLOTS, times] {
+        rig.begin_counting(times)?;
+        let mut left = times;
+        while left > 0 {
+            let some = left.min(SLOTS);
+            rig.rounds(some)?;
+            left -= some;
+        }
+        let bare = rig.end_counting()?;
+        costs.bare = bare.initiator + bare.target;
     }
-    let bare = rig.end_counting()?;
-    costs.bare = bare.initiator + bare.target;
     let transport = rig.transport()?;
     rig.close()?;
 
@@ -131,7 +143,7 @@ pub(super) fn run(args: &BenchArgs, fabric: &Fabric, out: &mut Output) -> Result
 
 fn latencies(fabric: &Fabric, args: &BenchArgs, wrong: &mut u64) -> Result<Latencies> {
     let mut pair = Pair::new(fabric, 1, None)?;
-    let mut rig = rig(fabric, args, 1)?;
+    let mut rig = rig(fabric, args, 1, 1)?;
     pair.round(WARM_UP, 1)?;
     let (mut whole, mut bare) = (Vec::new(), Vec::new());
     let mut left = args.small;
@@ -170,11 +182,11 @@ fn engines() -> Result<Engines> {
     Ok(Engines { model, producer: shape, consumer: shape, mode: Mode::Read })
 }
 
-/// The same request over bare ports.
-fn rig<'a>(fabric: &'a Fabric, args: &BenchArgs, blocks: u64) -> Result<Rig<'a>> {
+/// The same request over bare ports, to so many places.
+fn rig<'a>(fabric: &'a Fabric, args: &BenchArgs, blocks: u64, places: u32) -> Result<Rig<'a>> {
     let args =
         BenchArgs { tokens: blocks * u64::from(BLOCK), blocks: Order::Permuted, ..args.clone() };
-    Rig::new(fabric, engines()?, &args)
+    Rig::with_places(fabric, engines()?, &args, places)
 }
 
 impl<'a> Pair<'a> {
@@ -308,6 +320,6 @@ impl<'a> Pair<'a> {
 
 /// Microseconds for each.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn per(nanoseconds: u64, count: usize) -> f64 {
-    nanoseconds as f64 / 1e3 / count.max(1) as f64
+fn per(nanoseconds: u64, count: u32) -> f64 {
+    nanoseconds as f64 / 1e3 / f64::from(count.max(1))
 }

@@ -53,6 +53,16 @@ pub(crate) struct Link {
     pub(crate) there: usize,
     pub(crate) peer: PeerId,
     pub(crate) segments: Vec<Segment>,
+    /// The same to each further place.
+    elsewhere: Vec<Vec<Segment>>,
+}
+
+impl Link {
+    /// What is moved the so-manieth time, of those that are under way at once: to a place of its own, as long as there are more.
+    fn segments_of(&self, time: u32) -> &[Segment] {
+        let at = time as usize % (1 + self.elsewhere.len());
+        at.checked_sub(1).map_or(&self.segments, |at| &self.elsewhere[at])
+    }
 }
 
 struct Counting {
@@ -80,19 +90,31 @@ pub(crate) struct Cpu {
 
 impl<'a> Rig<'a> {
     pub(crate) fn new(fabric: &'a Fabric, engines: Engines, args: &BenchArgs) -> Result<Self> {
+        Self::with_places(fabric, engines, args, 1)
+    }
+
+    /// With so many places at the consumer, each with room for the whole request: those that are under way at the same time go to
+    /// one each.
+    pub(crate) fn with_places(
+        fabric: &'a Fabric,
+        engines: Engines,
+        args: &BenchArgs,
+        places: u32,
+    ) -> Result<Self> {
         let tokens = args.tokens;
-        let layouts = |option, shape: &crate::shape::Shape| {
+        let layouts = |option, shape: &crate::shape::Shape, places: u32| {
             let needed = tables::pool_blocks(option, tokens, shape.block_tokens)?;
+            let blocks = shape.blocks.unwrap_or(needed).saturating_mul(places);
             let layouts = shape
-                .ranks(&engines.model, shape.blocks.unwrap_or(needed), None, 0)
+                .ranks(&engines.model, blocks, None, 0)
                 .map_err(|error| error.with_context("option", option))?;
             if let Some(first) = layouts.first() {
                 tables::check_pool(option, first, tokens, args.blocks)?;
             }
             Ok::<_, Error>(layouts)
         };
-        let producers = layouts("--producer", &engines.producer)?;
-        let consumers = layouts("--consumer", &engines.consumer)?;
+        let producers = layouts("--producer", &engines.producer, 1)?;
+        let consumers = layouts("--consumer", &engines.consumer, places)?;
         let pairing = Pairing::new(&producers, &consumers, 0)?;
         let pairs = pairs::compile(&pairing, &producers, &consumers)?;
         let ids = |order| {
@@ -115,6 +137,12 @@ impl<'a> Rig<'a> {
         refuse_more_than_memory(producers.iter().chain(&consumers))?;
         let tables = ids(args.blocks);
         let lists_of = lists(&tables)?;
+        let place = tables::pool_blocks("--consumer", tokens, engines.consumer.block_tokens)?;
+        let elsewhere = (1..places).map(|at| {
+            let moved = |ids: &Vec<u32>| ids.iter().map(|id| id + at * place).collect();
+            lists(&[tables[0].clone(), tables[1].iter().map(moved).collect()])
+        });
+        let elsewhere = elsewhere.collect::<Result<Vec<_>>>()?;
         let unmerged = match args.blocks {
             Order::Permuted => lists_of.iter().map(Vec::len).sum::<usize>(),
             Order::Contiguous => {
@@ -143,14 +171,15 @@ impl<'a> Rig<'a> {
             counting: None,
             spent: 0,
         };
-        for (pair, segments) in pairs.iter().zip(lists_of) {
+        for (at, (pair, segments)) in pairs.iter().zip(lists_of).enumerate() {
             let (producer, consumer) = (pair.pair.producer, pair.pair.consumer);
             let (here, there) = match rig.engines.mode {
                 Mode::Read => (consumer, producer),
                 Mode::Write => (producer, consumer),
             };
             let peer = rig.process.meet(fabric, (rig.ranks.get_mut(here)?, here), there)?;
-            rig.links.push(Link { here, there, peer, segments });
+            let elsewhere = elsewhere.iter().map(|lists| lists[at].clone()).collect();
+            rig.links.push(Link { here, there, peer, segments, elsewhere });
         }
         for rank in rig.ranks.list() {
             let driver = fabric.runtime.spawn(rank.port.drive());
@@ -255,14 +284,15 @@ impl<'a> Rig<'a> {
         let begun = Instant::now();
         self.fabric.runtime.block_on(async {
             let mut pending: Vec<Transfer> = Vec::with_capacity(self.links.len());
-            for link in (0..times).flat_map(|_| &self.links) {
+            let all = (0..times).flat_map(|time| self.links.iter().map(move |link| (time, link)));
+            for (time, link) in all {
                 let rank = &self.ranks.list()[link.here];
                 let (port, mode) = (&rank.port, self.engines.mode);
                 pending.push(port.transfer(
                     link.peer,
                     mode,
                     &rank.set,
-                    &link.segments,
+                    link.segments_of(time),
                     Some(b"x"),
                 )?);
             }
