@@ -161,8 +161,9 @@ impl Options {
 
 /// What is as good as said where nobody says otherwise, and the library takes it. TCP sends, and carries data where it has none of
 /// its own ways, in messages of so many bytes; UCX's choice of 8 KiB makes that half as fast. No more than UCX's own choice of what
-/// a receiver has room for: it may be a library that does not take this.
-const PREFERRED: &[(&str, &str)] = &[("TCP_TX_SEG_SIZE", "64k")];
+/// a receiver has room for: it may be a library that does not take this. By reading and writing the other's memory (CMA) it makes one copy in
+/// each round of progress, and asks the other transports in between, by a system call for TCP: so eight.
+const PREFERRED: &[(&str, &str)] = &[("TCP_TX_SEG_SIZE", "64k"), ("CMA_TX_QUOTA", "8")];
 
 /// UCX's keepalive, off unless asked for. On, 1.22 may look through an endpoint that is still being made at a lane that it does
 /// not have yet, and crash (`ucp_ep_do_uct_ep_am_keepalive` with a null pointer).
@@ -254,7 +255,8 @@ mod tests {
         let asked = ("KEEPALIVE_INTERVAL".to_owned(), "20s".to_owned());
         assert_eq!(read("ucx.KEEPALIVE_INTERVAL=20s").unwrap().told().first(), Some(&asked));
         assert_eq!(read("").unwrap().preferred().len(), PREFERRED.len());
-        assert!(read("ucx.TCP_TX_SEG_SIZE=8k").unwrap().preferred().is_empty());
+        let left = read("ucx.TCP_TX_SEG_SIZE=8k").unwrap().preferred();
+        assert_eq!(left, [("CMA_TX_QUOTA".to_owned(), "8".to_owned())]);
         for wrong in ["tsl=tcp", "window=0", "window=x", "ucx.=1", "ucx.tls=tcp", "tls=", "piece_bytes=1", "connect_ms=0", "ucx.RNDV_THRESH=1m", "lib=",
             "tls=tcp,ucx.TLS=sm", "devices=lo,ucx.NET_DEVICES=eth0"] {
             let error = read(wrong).unwrap_err();
