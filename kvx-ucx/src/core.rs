@@ -19,6 +19,7 @@ use crate::config::Options;
 use crate::door::Door;
 use crate::error::stale;
 use crate::flight::Flight;
+use crate::parting::Lingering;
 use crate::peer::{Peer, Phase};
 use crate::serve::Service;
 use crate::shared::Counters;
@@ -60,8 +61,8 @@ pub(crate) struct Core {
     /// Peers by their endpoints' tokens, and endpoints that are being closed.
     pub(crate) ways: HashMap<u64, PeerId>,
     pub(crate) closing: HashMap<u64, Endpoint>,
-    /// Endpoints that are to be closed once they are connected, and their first messages.
-    pub(crate) lingering: HashMap<u64, (Endpoint, Batch)>,
+    /// Endpoints that are to be closed once their last messages were sent.
+    pub(crate) lingering: HashMap<u64, Lingering>,
     /// Messages that belong to no transfer, and whose they are.
     pub(crate) mail: Vec<(PeerId, Batch)>,
     /// What is moved for peers that asked for it, by token.
@@ -77,6 +78,8 @@ pub(crate) struct Core {
     pub(crate) touched: bool,
     /// Whether the thread sleeps, and must be woken for that.
     pub(crate) asleep: bool,
+    /// There is a time for it of which it does not know.
+    pub(crate) timed: bool,
     polled: Option<Instant>,
     streak: u32,
     pub(crate) door: Door,
@@ -153,6 +156,7 @@ impl Core {
             spoiled: false,
             touched: true,
             asleep: false,
+            timed: false,
             polled: None,
             streak: 0,
             door,
@@ -212,6 +216,9 @@ impl Core {
 
     /// Acts on what callbacks said, until they say no more.
     pub(crate) fn settle(&mut self) {
+        if !self.lingering.is_empty() {
+            self.expire(Instant::now());
+        }
         loop {
             while let Some(fact) = self.worker.as_ref().and_then(|worker| worker.inbox().pop()) {
                 match fact {
@@ -237,7 +244,7 @@ impl Core {
     /// A batch is out of UCX's hands.
     fn over(&mut self, token: u64) {
         if self.lingering.contains_key(&token) {
-            self.linger_no_more(token);
+            self.parted(token);
         } else if self.flights.contains_key(&token) {
             self.step(token);
         } else if self.services.contains_key(&token) {

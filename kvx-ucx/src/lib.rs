@@ -22,6 +22,7 @@ linux! {
     mod memory;
     mod message;
     mod opening;
+    mod parting;
     mod peer;
     mod poll;
     mod post;

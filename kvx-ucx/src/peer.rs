@@ -211,15 +211,6 @@ impl Core {
         self.broken(peer, "the connection broke", status);
     }
 
-    /// An endpoint that waited to be closed can be.
-    pub(crate) fn linger_no_more(&mut self, token: u64) {
-        if let Some((mut endpoint, _)) = self.lingering.remove(&token) {
-            endpoint.close();
-            self.closing.insert(token, endpoint);
-            self.touched = true;
-        }
-    }
-
     fn broken(&mut self, peer: PeerId, what: &'static str, status: Status) {
         self.spoiled = true;
         let words = self.library.words(status.0);
@@ -232,7 +223,7 @@ impl Core {
     /// Peers that took too long to be connected are given up. When the next will have.
     pub(crate) fn give_up(&mut self, now: Instant) -> Option<Instant> {
         let bound = self.options.connect_bound();
-        let mut next: Option<Instant> = None;
+        let mut next = self.expire(now);
         for peer in self.trying.iter().copied().collect::<Vec<_>>() {
             let way = self.peers.get(peer).and_then(|known| known.way.as_ref());
             let Some(Way { contact: Contact::Trying(_, since), .. }) = way else {
@@ -275,28 +266,14 @@ impl Core {
         let stop = error.as_ref().map_or(Stop::Cancelled, |error| {
             Stop::Failed(error.message().to_owned(), error.native())
         });
-        if error.is_none() {
-            self.farewell(peer);
-        }
-        let Some(known) = self.peers.get_mut(peer) else { return };
+        // Where the other side, or nobody, is to blame, it knows, or cannot be told.
+        let words = error.is_none().then_some(known.their_word).flatten().map(|theirs| (theirs, known.word));
         known.why = error.as_ref().map(again);
         known.phase = Phase::Closing(error);
-        if let Some(Way { mut endpoint, token, contact }) = known.way.take() {
-            self.ways.remove(&token);
-            match contact {
-                // To close it now might end the process. Nothing was posted to it.
-                Contact::Trying(batch, _) if batch.is_pending() && self.library.is_fragile() => {
-                    self.lingering.insert(token, (endpoint, batch));
-                }
-                contact => {
-                    endpoint.close();
-                    self.closing.insert(token, endpoint);
-                    if let Contact::Trying(batch, _) = contact {
-                        self.mail.push((peer, batch));
-                    }
-                }
-            }
+        if let Some(way) = known.way.take() {
+            self.part(peer, way, words);
         }
+        let Some(known) = self.peers.get_mut(peer) else { return };
         for token in known.flights.iter().copied().collect::<Vec<_>>() {
             if let Some(flight) = self.flights.get_mut(&token) {
                 flight.stop.get_or_insert_with(|| stop.clone());
@@ -309,13 +286,6 @@ impl Core {
         self.serve_no_more(peer);
         self.quiet(peer);
         self.stirred = true;
-    }
-
-    /// Tells a peer that the connection is over, if that needs no waiting.
-    fn farewell(&mut self, peer: PeerId) {
-        let Some(known) = self.peers.get(peer) else { return };
-        let Some(Way { contact: Contact::Made(..), .. }) = known.way else { return };
-        self.send(peer, Kind::Bye, 0, Vec::new());
     }
 
     /// Sends a message that belongs to no transfer.

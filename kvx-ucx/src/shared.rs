@@ -141,7 +141,8 @@ impl Shared {
         self.wanting.fetch_sub(1, Relaxed);
         let result = act(&mut core);
         core.settle();
-        let wake = core.asleep && core.touched && !core.is_attended() && !core.arm();
+        let timed = std::mem::take(&mut core.timed);
+        let wake = core.asleep && (timed || (core.touched && !core.is_attended() && !core.arm()));
         if wake {
             core.asleep = false;
         }

@@ -26,6 +26,8 @@ mod owners;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod pair;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod parting;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod peer;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod refusals;
@@ -100,6 +102,10 @@ fn main() -> std::process::ExitCode {
         ("owners_outlive_a_cut_from_writers", owners::owners_outlive_a_cut_from_writers),
         ("versions_that_differ_over_tcp", mixed::versions_that_differ_over_tcp),
         ("versions_that_differ_over_cma", mixed::versions_that_differ_over_cma),
+        (
+            "whoever_is_severed_is_told_and_met_again",
+            parting::whoever_is_severed_is_told_and_met_again,
+        ),
         ("one_too_many_of_anything_is_found", count::one_too_many_of_anything_is_found),
         ("what_is_required_is_enforced", refusals::what_is_required_is_enforced),
         (
