@@ -338,6 +338,7 @@ fn what_cannot_be_has_its_exit_code() {
         ("--backend mock,preset=nothing", 2, "no preset is named \"nothing\""),
         ("--backend mock,nonsense=1", 2, "unknown option \"nonsense\""),
         ("--backend mock,nonsense", 2, "\"nonsense\" is not name=value"),
+        ("--backend mock,seed=1,preset=rc,seed=2", 2, "option \"seed\" is given twice"),
         ("--requests 0", 2, "'--requests <REQUESTS>': give 1 to 1000000; see kvx demo --help"),
         ("--max-tokens 0", 2, "'--max-tokens <N>': give 1 or more; see kvx demo --help"),
         ("--speed 0", 2, "--speed"),
@@ -353,4 +354,14 @@ fn what_cannot_be_has_its_exit_code() {
         assert_eq!(run.code, code, "{arguments}: {run:#?}");
         assert!(run.stderr.contains(says) && run.stderr.lines().count() == 1, "{run:#?}");
     }
+}
+
+/// Options of the backend that the environment names are in a variable of their own, and whoever writes them behind the name is told.
+#[test]
+fn options_behind_the_name_in_the_environment_are_told_their_place() {
+    let mut program = command(&format!("--json demo {SMALL}"));
+    let output = program.env("KVX_BACKEND", "mock,seed=1,preset=rc").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("KVX_BACKEND=mock KVX_BACKEND_OPTIONS=seed=1,preset=rc"), "{said}");
 }
