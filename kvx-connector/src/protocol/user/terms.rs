@@ -136,7 +136,7 @@ pub struct Ask {
 /// How a lease is kept alive that a request uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Keeping {
-    /// From one heartbeat to the next at most; never more than [`Config::hold_every`]. `None`: that.
+    /// From one heartbeat to the next at most; never more than [`Config::hold_every`](super::Config::hold_every). `None`: that.
     pub every: Option<Duration>,
     /// Whether nothing is released when the request fails, because whoever asked goes on as the same reader, or releases by a
     /// request of its own. What is quarantined is released all the same: nothing can go on from that.
