@@ -4,6 +4,7 @@
 //! request is moved once by the backend, once by each of the limits, and once by the other program where one is named; who
 //! begins changes from round to round. Ratios are taken round by round, so that whatever disturbs the machine disturbs all.
 
+mod busy;
 mod connector;
 mod connector_report;
 #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]

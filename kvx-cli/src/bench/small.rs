@@ -1,14 +1,13 @@
 //! Times of what is small: one block, a notification; and rates over sizes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvx_core::memory::Region;
-use kvx_core::thread::{gives_way, runs_briefly};
+use kvx_core::thread::runs_briefly;
 use kvx_core::transfer::Segment;
 use kvx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 
+use super::busy::while_every_core_copies;
 use super::rig::Rig;
 use super::stats::{Quantiles, median};
 use crate::remote::pinned::{self, Pinned};
@@ -18,8 +17,6 @@ use crate::remote::{PATIENCE, spin_notified};
 const SWEEP_ROUNDS: usize = 7;
 /// Bytes of the request in the sweep over segment sizes.
 const SWEEP_BYTES: u64 = 64 << 20;
-/// Bytes that each core copies while notifications are timed beside copies.
-const BUSY_BYTES: u64 = 64 << 20;
 
 /// Times of notifications there and back.
 #[derive(Clone, Debug, Default)]
@@ -71,29 +68,11 @@ pub(crate) fn notify(rig: &mut Rig<'_>, times: u32) -> Result<Notify> {
     let raw_idle = raw(rig, times, None)?;
     let idle = asleep(rig, times, None)?;
     let spin = spinning(rig, times)?;
-    let stop = AtomicBool::new(false);
     // What copies meanwhile is as nice as the backend's own threads that copy.
     let niceness = rig.fabric.options().value("copy_nice")?.unwrap_or(0);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let regions =
-        (0..2 * cores).map(|_| Region::host(BUSY_BYTES)).collect::<Result<Vec<Region>>>()?;
-    let [apart, together] = std::thread::scope(|scope| {
-        for pair in regions.chunks_exact(2) {
-            let stop = &stop;
-            scope.spawn(move || {
-                gives_way(niceness);
-                while !stop.load(Ordering::Relaxed) {
-                    if pair[0].copy_to(0, &pair[1], 0, BUSY_BYTES).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
+    let [apart, together] = while_every_core_copies(niceness, || {
         let mut both = |cpu| Ok::<_, Error>([raw(rig, times, cpu)?, asleep(rig, times, cpu)?]);
-        let apart = both(None);
-        let together = pinned::any().map_or(Ok([None, None]), |cpu| both(Some(cpu)));
-        stop.store(true, Ordering::Relaxed);
-        Ok::<_, Error>([apart?, together?])
+        Ok([both(None)?, pinned::any().map_or(Ok([None, None]), |cpu| both(Some(cpu)))?])
     })?;
     let ([raw_busy, busy], [raw_busy_together, busy_together]) = (apart, together);
     Ok(Notify { idle, busy, spin, raw_idle, raw_busy, busy_together, raw_busy_together })

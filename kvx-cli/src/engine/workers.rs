@@ -27,7 +27,10 @@ pub(crate) fn spread<I: Sync, T: Send>(
         }
     };
     let whole = thread::scope(|scope| {
-        let others: Vec<_> = (1..cores).map(|_| scope.spawn(run)).collect();
+        // Where there is no thread to be had, those that there are do all of it.
+        let others: Vec<_> = (1..cores)
+            .map_while(|_| thread::Builder::new().spawn_scoped(scope, run).ok())
+            .collect();
         run();
         others.into_iter().all(|other| other.join().is_ok())
     });
