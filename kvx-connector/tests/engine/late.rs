@@ -16,25 +16,44 @@ use crate::{TOKENS, Two, key};
 
 /// A ticket whose lease has ended so.
 async fn ended_by(two: &Two, why: Reason) -> Ticket {
+    if why == Reason::Released {
+        return released(two).await;
+    }
     let published = two.publish(&format!("{why:?}"));
     let ticket = published.ticket().clone();
     match why {
         Reason::Done => drop(two.fetch(&ticket).over().await.unwrap()),
-        Reason::Released => {
-            let ranks = two.fetch(&ticket).into_ranks();
-            let aborters: Vec<_> = ranks.iter().map(Fetching::aborter).collect();
-            // One by one, and by whoever does not hold them.
-            let ended: Vec<_> = ranks.into_iter().map(tokio::spawn).collect();
-            aborters.iter().for_each(Aborter::abort);
-            for rank in ended {
-                assert_eq!(rank.await.unwrap().unwrap_err().error.kind(), ErrorKind::Closed);
-            }
-        }
         Reason::Expired => {}
         why => published.withdraw(why),
     }
     assert_eq!(published.over().await.unwrap(), [why]);
     ticket
+}
+
+/// One of a fetch that was given up. A fetch may be over before that: then it is done, and there is another.
+async fn released(two: &Two) -> Ticket {
+    for attempt in 0..20 {
+        let published = two.publish(&format!("given up {attempt}"));
+        let ticket = published.ticket().clone();
+        let ranks = two.fetch(&ticket).into_ranks();
+        let aborters: Vec<_> = ranks.iter().map(Fetching::aborter).collect();
+        // One by one, and by whoever does not hold them.
+        let ended: Vec<_> = ranks.into_iter().map(tokio::spawn).collect();
+        aborters.iter().for_each(Aborter::abort);
+        let mut given_up = true;
+        for rank in ended {
+            match rank.await.unwrap() {
+                Ok(_) => given_up = false,
+                Err(failure) => assert_eq!(failure.error.kind(), ErrorKind::Closed),
+            }
+        }
+        let why = published.over().await.unwrap();
+        if given_up {
+            assert_eq!(why, [Reason::Released]);
+            return ticket;
+        }
+    }
+    panic!("twenty fetches were over before they were given up");
 }
 
 /// All that is in an engine's memory.
