@@ -91,7 +91,11 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Its interfaces go with it. There is nobody to tell if it fails.
+        // With it they would go some time later: whoever opens UCX meanwhile may find one that is gone when it is to be used.
+        for Link { outside, .. } in &self.links {
+            let _ = ip(&format!("link del {outside}"));
+        }
+        // There is nobody to tell if it fails.
         let _ = ip(&format!("netns del {}", self.name));
     }
 }
