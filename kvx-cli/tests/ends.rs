@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rand::{RngExt as _, SeedableRng as _};
+
 use crate::common::command;
 
 /// A demo in the midst of its work, and its second process.
@@ -165,6 +167,51 @@ fn a_program_that_is_compared_with_goes_with_a_benchmark_that_is_killed() {
     bench.wait().unwrap();
     within(Duration::from_secs(5), "its end", || !numbers.iter().any(|process| is_alive(*process)));
     std::fs::remove_file(&place).unwrap();
+}
+
+/// Wherever a benchmark is when its other process ends: in times of one block, of counters, of notifications asleep or awake, or
+/// beside copies. Each used to be waited for on its own, some for minutes.
+#[test]
+fn a_benchmark_notices_the_end_of_its_second_process_in_all_that_it_does() {
+    let arguments = "bench --backend shm --tokens 64 --rounds 20 --small 4000";
+    let start = || {
+        let mut first = command(arguments);
+        first.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let begun = Instant::now();
+    assert!(start().wait_with_output().unwrap().status.success());
+    let whole = begun.elapsed();
+    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    println!("seed {seed}, {whole:?} undisturbed");
+    let mut moments = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+    let mut killed = 0;
+    for turn in 0..12 {
+        let first = start();
+        within(Duration::from_secs(20), "the second process", || children(first.id()).len() == 1);
+        let second = children(first.id())[0];
+        std::thread::sleep(whole.mul_f64(moments.random_range(0.05..0.9)));
+        if !is_alive(second) {
+            continue;
+        }
+        let (how, limit) = if turn % 6 == 5 { ("-STOP", 12) } else { ("-KILL", 5) };
+        let sent = Command::new("kill").args([how, &second.to_string()]).status().unwrap();
+        let begun = Instant::now();
+        let Output { status, stderr, .. } = first.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&stderr).into_owned();
+        if !sent.success() || status.success() {
+            continue;
+        }
+        killed += 1;
+        assert!(
+            begun.elapsed() < Duration::from_secs(limit),
+            "{how} {:?}: {said}",
+            begun.elapsed()
+        );
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("is gone") || said.contains("stands still"), "{how}: {said}");
+        within(Duration::from_secs(5), "the end of the second process", || !is_alive(second));
+    }
+    assert!(killed >= 6, "it had ended before {} of 12 moments", 12 - killed);
 }
 
 /// Runs `kvx` under a limit of the shell's, as `ulimit` sets it.

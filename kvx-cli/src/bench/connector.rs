@@ -291,13 +291,12 @@ impl<'a> Pair<'a> {
     }
 
     fn wait(&mut self, done: impl Future<Output = Result<()>>) -> Result<()> {
-        let bounded = async { tokio::time::timeout(PATIENCE, done).await };
-        let done = self.fabric.runtime.block_on(bounded).unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Fabric, "bench", "a request was not fetched in time")
-                .with_context("seconds", PATIENCE.as_secs()))
-        });
-        // Where its process has gone, that is why.
-        done.map_err(|error| self.process.lost(error))
+        self.process.beside(&self.fabric.runtime, async {
+            tokio::time::timeout(PATIENCE, done).await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Fabric, "bench", "a request was not fetched in time")
+                    .with_context("seconds", PATIENCE.as_secs()))
+            })
+        })
     }
 
     /// So many requests from their leases to the end of these.

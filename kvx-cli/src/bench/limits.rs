@@ -40,6 +40,8 @@ impl Limits {
         };
         let (mut memcpy, mut readv, mut writev) = (Vec::new(), Vec::new(), Vec::new());
         for link in &rig.links {
+            // The memory of each takes seconds.
+            rig.process.look()?;
             let here = &rig.ranks.list()[link.here];
             let there = &rig.process.ranks[link.there];
             let remote: Vec<u64> = there.keys.iter().map(|(_, bytes)| *bytes).collect();

@@ -265,7 +265,7 @@ impl<'a> Rig<'a> {
         let before = processor_time();
         let round = self.moved(1);
         self.spent += processor_time() - before;
-        let round = round.map_err(|error| self.process.lost(error))?;
+        let round = round?;
         if alone {
             self.process.finish()?;
         }
@@ -277,17 +277,18 @@ impl<'a> Rig<'a> {
         let before = processor_time();
         let moved = self.moved(times);
         self.spent += processor_time() - before;
-        moved.map(drop).map_err(|error| self.process.lost(error))
+        moved.map(drop)
     }
 
-    fn moved(&self, times: u32) -> Result<Round> {
+    fn moved(&mut self, times: u32) -> Result<Round> {
         let begun = Instant::now();
-        self.fabric.runtime.block_on(async {
-            let mut pending: Vec<Transfer> = Vec::with_capacity(self.links.len());
-            let all = (0..times).flat_map(|time| self.links.iter().map(move |link| (time, link)));
+        let (links, ranks, mode) = (&self.links, &self.ranks, self.engines.mode);
+        self.process.beside(&self.fabric.runtime, async {
+            let mut pending: Vec<Transfer> = Vec::with_capacity(links.len());
+            let all = (0..times).flat_map(|time| links.iter().map(move |link| (time, link)));
             for (time, link) in all {
-                let rank = &self.ranks.list()[link.here];
-                let (port, mode) = (&rank.port, self.engines.mode);
+                let rank = &ranks.list()[link.here];
+                let port = &rank.port;
                 pending.push(port.transfer(
                     link.peer,
                     mode,

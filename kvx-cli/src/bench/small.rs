@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::busy::while_every_core_copies;
 use super::rig::Rig;
 use super::stats::{Quantiles, median};
+use crate::remote::PATIENCE;
 use crate::remote::pinned::{self, Pinned};
-use crate::remote::{PATIENCE, spin_notified};
 
 /// Rounds of one point of a sweep.
 const SWEEP_ROUNDS: usize = 7;
@@ -55,9 +55,9 @@ pub(crate) fn one_block(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantile
     let mut all = Vec::new();
     for _ in 0..times {
         let begun = Instant::now();
-        let mut transfer =
+        let transfer =
             rank.port.transfer(link.peer, rig.engines.mode, &rank.set, &[segment], None)?;
-        transfer.wait(PATIENCE).ok_or_else(|| late("a block"))??;
+        rig.process.settle(transfer, || late("a block"))?;
         all.push(begun.elapsed());
     }
     Ok(Quantiles::of(all))
@@ -98,7 +98,7 @@ fn asleep(rig: &mut Rig<'_>, times: u32, cpu: Option<u32>) -> Result<Option<Quan
     let _pinned = Pinned::to(cpu);
     rig.process.echo(link.there, link.here, times, false, cpu)?;
     let rank = &rig.ranks.list()[link.here];
-    let times = rig.fabric.runtime.block_on(async {
+    let times = rig.process.beside(&rig.fabric.runtime, async {
         let mut all = Vec::new();
         for _ in 0..times {
             let begun = Instant::now();
@@ -122,11 +122,11 @@ fn spinning(rig: &mut Rig<'_>, times: u32) -> Result<Option<Quantiles>> {
     let mut all = Vec::new();
     for _ in 0..times {
         let begun = Instant::now();
-        let mut sent =
+        let sent =
             rank.port.transfer(link.peer, rig.engines.mode, &rank.set, &[], Some(b"ping"))?;
-        spin_notified(&rank.port)?;
+        rig.process.spin_notified(&rank.port)?;
         all.push(begun.elapsed());
-        sent.wait(PATIENCE).ok_or_else(|| late("a notification"))??;
+        rig.process.settle(sent, || late("a notification"))?;
     }
     rig.process.finish()?;
     Ok(Quantiles::of(all))
@@ -172,15 +172,15 @@ fn cut(all: &[Segment], bytes: u64) -> Vec<Segment> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-fn rate(rig: &Rig<'_>, segments: &[Segment]) -> Result<f64> {
+fn rate(rig: &mut Rig<'_>, segments: &[Segment]) -> Result<f64> {
     let Some(link) = rig.links.first() else { return Ok(0.0) };
     let (rank, mode) = (&rig.ranks.list()[link.here], rig.engines.mode);
     let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
     let mut rates = Vec::new();
     for _ in 0..=SWEEP_ROUNDS {
         let begun = Instant::now();
-        let mut transfer = rank.port.transfer(link.peer, mode, &rank.set, segments, None)?;
-        transfer.wait(PATIENCE).ok_or_else(|| late("a sweep"))??;
+        let transfer = rank.port.transfer(link.peer, mode, &rank.set, segments, None)?;
+        rig.process.settle(transfer, || late("a sweep"))?;
         rates.push(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9);
     }
     // The first warms up.

@@ -276,7 +276,7 @@ impl Engine {
         let (peer, port, set) = (rank.peer(number)?, rank.port.clone(), rank.set.clone());
         if spin {
             for _ in 0..times {
-                let (_, bytes) = super::process::spin_notified(&port)?;
+                let (_, bytes) = super::process::spin_notified(&port, || Ok(()))?;
                 let reply = port.transfer(peer, Mode::Read, &set, &[], Some(&bytes))?;
                 drop(reply);
             }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use super::PATIENCE;
 
 /// Pause between two looks at the process.
-const LOOK: Duration = Duration::from_millis(100);
+pub(crate) const LOOK: Duration = Duration::from_millis(100);
 /// Longest time for which the process may be seen to stand still.
 pub(crate) const STANDSTILL: Duration = Duration::from_secs(5);
 
@@ -28,14 +28,15 @@ impl Looks {
         Self { pid: Some(Pid::from_child(child)), last: None, stopped: 0 }
     }
 
-    /// Looks, unless that was done a moment ago. Looks are counted rather than time: a time in which this process stood still
+    /// Looks, unless that was done a moment ago: whether it did. Looks are counted rather than time: a time in which this process stood still
     /// itself, as all of a job does that is stopped at a terminal, says nothing.
-    pub(crate) fn look(&mut self) {
+    pub(crate) fn look(&mut self) -> bool {
         if self.last.is_some_and(|last| last.elapsed() < LOOK) {
-            return;
+            return false;
         }
         self.last = Some(Instant::now());
         self.stopped = if self.is_stopped() { self.stopped + 1 } else { 0 };
+        true
     }
 
     /// Whether it has been standing still for longer than it may.

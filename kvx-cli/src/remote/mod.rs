@@ -20,7 +20,7 @@ pub(crate) use child::{processor_time, serve};
 #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
 pub(crate) use message::{Copies, Taken};
 pub(crate) use message::{Memory, Publish};
-pub(crate) use process::{Process, spin_notified};
+pub(crate) use process::Process;
 
 use std::time::Duration;
 

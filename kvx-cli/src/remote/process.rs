@@ -3,17 +3,18 @@
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::pin::pin;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kvx_connector::ticket::Ticket;
 use kvx_core::id::PeerId;
 use kvx_core::layout::RankLayout;
-use kvx_core::port::Port;
+use kvx_core::port::{Port, Transfer, TransferReport};
 use kvx_core::{Error, ErrorKind, Result};
 
 use super::PATIENCE;
-use super::line::{Line, Looks, STANDSTILL};
+use super::line::{LOOK, Line, Looks, STANDSTILL};
 #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
 use super::message::Copies;
 use super::message::{Answer, Ask, Memory, OpenedRank, Publish, receive, send};
@@ -24,6 +25,7 @@ use crate::engine::ranks::{Awaited, Bystanders, Piece};
 use crate::engine::watch::Changed;
 use crate::engine::work::{Checked, Sample};
 use crate::fabric::Fabric;
+use tokio::runtime::Runtime;
 
 /// An engine in a process of its own. Dropping it ends the process.
 #[derive(Debug)]
@@ -141,7 +143,9 @@ impl Process {
     ///
     /// It has been standing still for [`STANDSTILL`], or has ended.
     pub(crate) fn look(&mut self) -> Result<()> {
-        self.looks.look();
+        if !self.looks.look() {
+            return Ok(());
+        }
         if self.looks.stands_still() {
             return Err(self.standstill());
         }
@@ -149,6 +153,61 @@ impl Process {
             Ok(Some(status)) => Err(gone(status)),
             _ => Ok(()),
         }
+    }
+
+    /// Waits for what takes place between the two processes, and looks after the other meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Those of `work`, and those of [`look`](Self::look). Where `work` failed because the process is gone, it is said so.
+    pub(crate) fn beside<T>(
+        &mut self,
+        runtime: &Runtime,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let done = runtime.block_on(async {
+            let mut work = pin!(work);
+            let mut looks = tokio::time::interval(LOOK);
+            loop {
+                tokio::select! {
+                    biased;
+                    done = &mut work => return done,
+                    _ = looks.tick() => self.look()?,
+                }
+            }
+        });
+        done.map_err(|error| self.lost(error))
+    }
+
+    /// Waits for a transfer, at most [`PATIENCE`], and looks after the process meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As for [`beside`](Self::beside), and when the transfer does not settle in time, which `late` says.
+    pub(crate) fn settle(
+        &mut self,
+        mut transfer: Transfer,
+        late: impl FnOnce() -> Error,
+    ) -> Result<TransferReport> {
+        let begun = Instant::now();
+        loop {
+            if let Some(settled) = transfer.wait(LOOK) {
+                return settled.map_err(|error| self.lost(error));
+            }
+            self.look()?;
+            if begun.elapsed() > PATIENCE {
+                return Err(late());
+            }
+        }
+    }
+
+    /// The next notification at `port`, without sleeping.
+    ///
+    /// # Errors
+    ///
+    /// As for [`spin_notified`], and those of [`look`](Self::look).
+    pub(crate) fn spin_notified(&mut self, port: &Port) -> Result<(PeerId, Vec<u8>)> {
+        spin_notified(port, || self.look()).map_err(|error| self.lost(error))
     }
 
     fn standstill(&self) -> Error {
@@ -192,13 +251,14 @@ impl Process {
         self.done(&Ask::Finish { rank, number, completion })?;
         self.begin(&Ask::Connect { rank, number })?;
         let port = one.port.clone();
-        let connected = async { tokio::time::timeout(PATIENCE, port.connect(peer)).await };
-        let connected = fabric.runtime.block_on(connected).map_err(|_| {
-            Error::new(ErrorKind::Fabric, "connect", "two ranks could not connect in time")
-                .with_context("seconds", PATIENCE.as_secs())
+        let connected = self.beside(&fabric.runtime, async {
+            tokio::time::timeout(PATIENCE, port.connect(peer)).await.map_err(|_| {
+                Error::new(ErrorKind::Fabric, "connect", "two ranks could not connect in time")
+                    .with_context("seconds", PATIENCE.as_secs())
+            })?
         });
         self.finish()?;
-        connected??;
+        connected?;
         let keys = self.ranks.get(rank).map(|known| known.keys.clone()).unwrap_or_default();
         one.port.add_regions(peer, &keys)?;
         one.meets(rank, peer);
@@ -372,7 +432,7 @@ impl Process {
     #[cfg(target_os = "linux")]
     pub(crate) fn raw(&mut self, times: u32, cpu: Option<u32>) -> Result<Vec<Duration>> {
         self.begin(&Ask::Raw { times, cpu })?;
-        let all = super::raw::Counters::give(&self.stream)?.ping(times)?;
+        let all = super::raw::Counters::give(&self.stream)?.ping(times, || self.look())?;
         self.finish()?;
         Ok(all)
     }
@@ -443,12 +503,15 @@ fn unexpected(answer: &Answer) -> Error {
         .with_context("answer", format!("{answer:?}").chars().take(80).collect::<String>())
 }
 
-/// The next notification, without sleeping.
+/// The next notification, without sleeping. Whoever may end that looks now and then.
 ///
 /// # Errors
 ///
-/// When none comes in time, or the port was closed.
-pub(crate) fn spin_notified(port: &Port) -> Result<(PeerId, Vec<u8>)> {
+/// When none comes in time, the port was closed, or `look` fails.
+pub(crate) fn spin_notified(
+    port: &Port,
+    mut look: impl FnMut() -> Result<()>,
+) -> Result<(PeerId, Vec<u8>)> {
     let begun = Instant::now();
     loop {
         for _ in 0..4096 {
@@ -458,6 +521,7 @@ pub(crate) fn spin_notified(port: &Port) -> Result<(PeerId, Vec<u8>)> {
             }
             std::hint::spin_loop();
         }
+        look()?;
         if begun.elapsed() > PATIENCE {
             return Err(Error::new(ErrorKind::Fabric, "remote", "no notification came in time")
                 .with_context("seconds", PATIENCE.as_secs()));

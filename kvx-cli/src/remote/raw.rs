@@ -14,6 +14,7 @@ use rustix::net::{
 };
 
 use super::PATIENCE;
+use super::line::LOOK;
 
 /// One side's two counters.
 #[derive(Debug)]
@@ -58,39 +59,45 @@ impl Counters {
         Ok(Self { here, there })
     }
 
-    /// There and back, so many times: how long each took.
-    pub(crate) fn ping(&self, times: u32) -> Result<Vec<Duration>> {
+    /// There and back, so many times: how long each took. Looks now and then whether anybody is there to answer.
+    pub(crate) fn ping(
+        &self,
+        times: u32,
+        mut look: impl FnMut() -> Result<()>,
+    ) -> Result<Vec<Duration>> {
         let mut all = Vec::new();
         for _ in 0..times {
             let begun = Instant::now();
             self.wake()?;
-            self.sleep()?;
+            self.sleep(&mut look)?;
             all.push(begun.elapsed());
         }
         Ok(all)
     }
 
-    /// Answers, so many times.
+    /// Answers, so many times. This process ends with the one that asks.
     pub(super) fn pong(&self, times: u32) -> Result<()> {
-        (0..times).try_for_each(|_| self.sleep().and_then(|()| self.wake()))
+        (0..times).try_for_each(|_| self.sleep(|| Ok(())).and_then(|()| self.wake()))
     }
 
     fn wake(&self) -> Result<()> {
         rustix::io::write(&self.there, &1_u64.to_ne_bytes()).map(drop).map_err(failed)
     }
 
-    fn sleep(&self) -> Result<()> {
-        let limit = Timespec::try_from(PATIENCE).ok();
+    fn sleep(&self, mut look: impl FnMut() -> Result<()>) -> Result<()> {
+        let begun = Instant::now();
+        let pause = Timespec::try_from(LOOK).ok();
         let mut ready = [PollFd::new(&self.here, PollFlags::IN)];
         loop {
-            match poll(&mut ready, limit.as_ref()) {
-                Ok(0) => {
-                    return Err(Error::peer("remote", "the other process does not answer")
-                        .with_context("seconds", PATIENCE.as_secs()));
-                }
+            match poll(&mut ready, pause.as_ref()) {
+                Ok(0) => look()?,
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(failed(error)),
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Error::peer("remote", "the other process does not answer")
+                    .with_context("seconds", PATIENCE.as_secs()));
             }
         }
         rustix::io::read(&self.here, &mut [0; 8]).map(drop).map_err(failed)
@@ -111,8 +118,21 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         let here = Counters::give(&one).unwrap();
         let answers = std::thread::spawn(move || Counters::take(&other).unwrap().pong(50));
-        assert_eq!(here.ping(50).unwrap().len(), 50);
+        assert_eq!(here.ping(50, || Ok(())).unwrap().len(), 50);
         answers.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn whoever_waits_for_an_answer_looks_whether_one_can_come() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let here = Counters::give(&one).unwrap();
+        let mut looks = 0;
+        let gone = || {
+            looks += 1;
+            if looks < 3 { Ok(()) } else { Err(Error::peer("test", "gone")) }
+        };
+        assert!(here.ping(1, gone).unwrap_err().to_string().contains("gone"));
+        assert_eq!(looks, 3);
     }
 
     #[test]
