@@ -18,4 +18,4 @@ pub mod thread;
 pub mod transfer;
 pub mod wire;
 
-pub use error::{Error, ErrorKind, Result, Retry};
+pub use error::{Error, ErrorKind, Result, Retry, limit_remedy};

@@ -155,7 +155,7 @@ impl TransferBackend for ShmBackend {
                     Err(misuse("connect", "the handshake with this peer is not complete"))
                 }
                 Phase::Open => Ok(false),
-                over => Err(down("connect", over.over())),
+                over => Err(over.over("connect")),
             }
         };
         std::future::poll_fn(|context| {

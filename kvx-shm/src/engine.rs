@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvx_core::backend::{Event, Outcome};
+use kvx_core::backend::Outcome;
 use kvx_core::capability::Capabilities;
 use kvx_core::id::{Incarnation, PeerId};
 use kvx_core::{Error, Result};
@@ -18,7 +18,7 @@ use crate::error::{BACKEND, closed, down, system};
 use crate::handshake::Hand;
 use crate::host::{self, Host};
 use crate::link::{Mine, OwnTable};
-use crate::message::{Hello, Message, Probe, Refused};
+use crate::message::{Hello, Message, Probe, Turned};
 use crate::state::{Dialing, Phase, Source, State};
 use crate::sys::socket;
 
@@ -257,7 +257,7 @@ impl Shared {
             && known.dialing.is_none()
             && let Err(error) = self.dial(state, peer)
         {
-            self.end(state, peer, Some(error.to_string()));
+            self.end(state, peer, Some((&error).into()));
             return Err(error);
         }
         Ok(())
@@ -285,9 +285,10 @@ impl Shared {
         let failed = |error| system("connect", "the connection cannot be made", error);
         let who = socket::peer(&socket).map_err(failed)?;
         if let Err(refused) = self.admit(who.uid) {
-            self.turn_away(&socket, incarnation, word, who.uid);
+            self.turn_away(&socket, incarnation, word, Turned::User(who.uid));
             return Err(refused);
         }
+        let process = self.process(state, peer, &socket, who.pid).map_err(failed)?;
         host::allow(self.options.ptracer, who.pid);
         let mine = Mine::new(&self.porch).map_err(failed)?;
         let hello = self.hello(incarnation, word, own_word);
@@ -302,7 +303,7 @@ impl Shared {
         if let Some(known) = state.peers.get_mut(peer) {
             known.inbox = socket::Inbox::default();
             known.tokens.push(token);
-            known.dialing = Some(Dialing { socket, mine, token });
+            known.dialing = Some(Dialing { socket, mine, process, token });
         }
         Ok(())
     }
@@ -311,35 +312,6 @@ impl Shared {
         let address = std::ptr::from_ref(&*self.probe).addr() as u64;
         let probe = Probe { address, value: self.probe_value };
         Message::Hello(Hello { from: self.incarnation, to, word, own_word, probe })
-    }
-
-    /// Tells a process why it is not let in. One that does not listen sees that nobody comes.
-    pub(crate) fn turn_away(&self, socket: &OwnedFd, to: [u8; 16], word: u64, user: u32) {
-        let refused = Message::Refused(Refused { from: self.incarnation, to, word, user });
-        let _unheard = socket::send(socket, &refused.encode(), &[]);
-    }
-
-    /// A peer's policy does not let this process in.
-    pub(crate) fn turned_away(&self, state: &mut State, peer: PeerId, refused: &Refused) {
-        let why = format!(
-            "this side runs as a user that may not connect (user={}); run both as one user, or set the peer's option users",
-            refused.user
-        );
-        self.end(state, peer, Some(why));
-    }
-
-    /// Whether the policy lets this user's processes in.
-    pub(crate) fn admit(&self, user: u32) -> Result<()> {
-        let mine = rustix::process::geteuid().as_raw();
-        if self.options.users.admit(mine, user) {
-            return Ok(());
-        }
-        Err(Error::peer("connect", "the peer runs as a user that may not connect")
-            .with_backend(BACKEND)
-            .with_context("user", user)
-            .with_context("this_user", mine)
-            .with_context("users", self.options.users)
-            .with_remedy("run both as one user, or set the option users"))
     }
 
     /// The kernel tells of this descriptor from now on.
@@ -358,89 +330,6 @@ impl Shared {
     pub(crate) fn watch_no_more(&self, source: &OwnedFd) {
         // It may never have been watched.
         let _ = epoll::delete(&self.epoll, source);
-    }
-
-    /// Ends a connection, from either side: nothing new begins. What is in flight settles once it is quiet.
-    pub(crate) fn end(&self, state: &mut State, peer: PeerId, why: Option<String>) {
-        let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open)
-        else {
-            return;
-        };
-        known.phase = Phase::Closing(why, Instant::now() + READER_BOUND);
-        if let Some(link) = &known.link {
-            link.end();
-            if let Some(door) = link.door() {
-                self.porch.listen_no_more(door);
-            }
-        }
-        if let Some(dialing) = known.dialing.take() {
-            self.watch_no_more(&dialing.socket);
-        }
-        known.reads.jobs.clear();
-        known.serves.jobs.clear();
-        known.out.clear();
-        known.unsent.clear();
-        known.locating.clear();
-        let incarnation = known.incarnation;
-        state.open.remove(&incarnation);
-        state.closing.insert(peer);
-        state.wakers.drain(..).for_each(std::task::Waker::wake);
-        self.try_finish(state, peer);
-        if !state.closing.is_empty() {
-            self.wake();
-        }
-    }
-
-    /// Brings a connection that is over to its end, if all is quiet: no thread of this side copies from the peer, and none of
-    /// the peer's from this side.
-    pub(crate) fn try_finish(&self, state: &mut State, peer: PeerId) {
-        let Some(known) = state.peers.get_mut(peer) else { return };
-        let Phase::Closing(why, until) = &known.phase else { return };
-        if known.reads.busy || known.serves.busy {
-            return;
-        }
-        if let Some(link) = &known.link
-            && link.peer_is_reading()
-            && Instant::now() < *until
-        {
-            return;
-        }
-        let why = why.clone();
-        known.phase = Phase::Down(why.clone());
-        if let Some(link) = known.link.take() {
-            self.watch_no_more(&link.socket);
-            if let Some(door) = link.door() {
-                self.watch_no_more(door);
-            }
-            if let Some(process) = &link.process {
-                self.watch_no_more(process);
-            }
-        }
-        known.foreign.clear();
-        known.sent.clear();
-        let tokens = std::mem::take(&mut known.tokens);
-        for token in tokens {
-            state.sources.remove(&token);
-        }
-        state.closing.remove(&peer);
-        let left: Vec<_> = state
-            .flights
-            .iter()
-            .filter(|(_, flight)| flight.peer == peer && !flight.over)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in left {
-            let outcome = why.clone().map_or(Outcome::Cancelled, |why| {
-                Outcome::Failed(down("transfer", why).with_context("peer", peer))
-            });
-            state.settle(id, outcome);
-        }
-        let error = why.map(|why| down("connection", why).with_context("peer", peer));
-        state.events.push_back(Event::PeerDown { peer, error });
-        self.signal(state);
-        if state.closed {
-            self.wake();
-        }
     }
 
     /// Closes: everything ends, and the threads after it.

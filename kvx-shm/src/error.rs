@@ -55,16 +55,8 @@ pub(crate) fn refused(operation: &'static str, reason: impl Into<String>) -> Err
 
 /// The operating system refused.
 pub(crate) fn system(operation: &'static str, what: &'static str, error: std::io::Error) -> Error {
-    let told = Error::new(ErrorKind::Resources, operation, what)
+    Error::new(ErrorKind::Resources, operation, what)
         .with_backend(BACKEND)
-        .with_native(error.raw_os_error().unwrap_or(0).into());
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => told.with_remedy("let this process have more descriptors: ulimit -n"),
-        Some(libc::ENFILE) => told.with_remedy("let the system have more descriptors: sysctl fs.file-max"),
-        Some(libc::EFBIG) => {
-            told.with_remedy("let this process have larger files, which memory with a descriptor counts as: ulimit -f")
-        }
-        _ => told,
-    }
-    .with_source(error)
+        .with_native(error.raw_os_error().unwrap_or(0).into())
+        .with_source(error)
 }

@@ -2,24 +2,52 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvx_core::id::PeerId;
+use kvx_core::limit_remedy;
 
-use crate::engine::Shared;
-use crate::error::BACKEND;
+use crate::ending::Why;
+use crate::engine::{Shared, TOKEN_LISTENER};
+use crate::error::{BACKEND, system};
 use crate::host::{self, Reach};
 use crate::link::{Link, Mine, Theirs};
-use crate::message::{Hello, Message};
+use crate::message::{Hello, Message, Turned};
 use crate::state::{Early, Source, State};
 use crate::sys::socket::{self, Filled, Inbox};
 
 /// Most connections whose first message has not come.
 const MOST_EARLY: usize = 64;
 
+/// How long those at the door are left alone when none of them could be taken.
+const DEAF: Duration = Duration::from_millis(20);
+/// How often it is said that none can be.
+const TOLD_AGAIN: Duration = Duration::from_secs(1);
+
+/// A connection that both sides have greeted each other over, and what they gave each other.
+pub(crate) struct Call {
+    pub(crate) socket: OwnedFd,
+    pub(crate) inbox: Inbox,
+    pub(crate) mine: Mine,
+    pub(crate) theirs: Theirs,
+    /// The peer's, where this side can see it.
+    pub(crate) process: Option<OwnedFd>,
+}
+
 impl Shared {
     pub(crate) fn answer_door(&self, state: &mut State, listener: &OwnedFd) {
-        while let Ok(Some(socket)) = socket::accept(listener) {
+        loop {
+            let socket = match socket::accept(listener) {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(error) => {
+                    // With the one that is kept for this, whoever comes can be told.
+                    if state.spare.take().is_some() {
+                        continue;
+                    }
+                    return self.cannot_answer(state, listener, &error);
+                }
+            };
             if state.early.len() >= MOST_EARLY {
                 // It may try again: those that say nothing are forgotten.
                 continue;
@@ -33,6 +61,31 @@ impl Shared {
             } else {
                 state.sources.remove(&token);
             }
+        }
+    }
+
+    /// The kernel would tell again at once of those who wait at the door: it is not heeded for a while.
+    fn cannot_answer(&self, state: &mut State, listener: &OwnedFd, error: &std::io::Error) {
+        self.watch_no_more(listener);
+        let now = Instant::now();
+        let told = state.deaf_told.is_some_and(|told| now.duration_since(told) < TOLD_AGAIN);
+        if !told {
+            state.deaf_told = Some(now);
+            let remedy = error.raw_os_error().and_then(limit_remedy).unwrap_or_default();
+            tracing::warn!(backend = BACKEND, %error, remedy, "no connection can be taken");
+        }
+        state.deaf = Some(now);
+    }
+
+    /// After a while the door is heeded again; and a descriptor is kept for it, once there is one.
+    pub(crate) fn heed_door(&self, state: &mut State, listener: &OwnedFd) {
+        if state.spare.is_none() && !state.closed {
+            state.spare = listener.try_clone().ok();
+        }
+        if state.deaf.is_some_and(|since| since.elapsed() >= DEAF)
+            && self.watch(listener, TOKEN_LISTENER).is_ok()
+        {
+            state.deaf = None;
         }
     }
 
@@ -78,7 +131,7 @@ impl Shared {
         };
         let who = socket::peer(&early.socket).map_err(|error| error.to_string())?;
         if let Err(refused) = self.admit(who.uid) {
-            self.turn_away(&early.socket, hello.from, hello.own_word, who.uid);
+            self.turn_away(&early.socket, hello.from, hello.own_word, Turned::User(who.uid));
             return Err(refused.to_string());
         }
         let peer = state.known(&hello.from).filter(|_| hello.to == self.incarnation);
@@ -103,40 +156,77 @@ impl Shared {
         }
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         known.their_word = Some(hello.own_word);
-        let mine = Mine::new(&self.porch).map_err(|error| error.to_string())?;
+        let word = known.word;
+        let prepared = self.prepare(state, peer, &mut early, who.pid);
+        let (mine, theirs, process) = match prepared {
+            Ok(all) => all,
+            Err(error) => {
+                let why = Turned::System(error.raw_os_error().unwrap_or(0));
+                self.turn_away(&early.socket, hello.from, hello.own_word, why);
+                return Err(error.to_string());
+            }
+        };
+        let theirs = theirs.ok_or("it brought no memory")?;
         host::allow(self.options.ptracer, who.pid);
-        let answer = self.hello(hello.from, hello.own_word, known.word);
+        let answer = self.hello(hello.from, hello.own_word, word);
         let carried = mine.carried(&self.table);
         if !socket::send(&early.socket, &answer.encode(), &carried).map_err(|e| e.to_string())? {
             return Err("there is no room for an answer".into());
         }
-        let mut brought = || early.inbox.descriptor().ok_or("it brought no memory");
-        let theirs = [brought()?, brought()?, brought()?];
-        let (socket, inbox) = (early.socket, early.inbox);
-        self.linked(state, peer, socket, inbox, None, mine, &hello, theirs)
+        let Early { socket, inbox, .. } = early;
+        let call = Call { socket, inbox, mine, theirs, process };
+        self.linked(state, peer, call, None, &hello).map_err(|why| why.text.into_owned())
+    }
+
+    /// What this side gives for a connection, and what it takes: all for which the system may have no descriptor left.
+    fn prepare(
+        &self,
+        state: &State,
+        peer: PeerId,
+        early: &mut Early,
+        pid: i32,
+    ) -> std::io::Result<(Mine, Option<Theirs>, Option<OwnedFd>)> {
+        let mut taken = || early.inbox.descriptor();
+        let theirs = taken().zip(taken()).zip(taken());
+        let theirs = theirs.map(|((page, table), door)| [page, table, door]);
+        if let (None, Some(error)) = (&theirs, early.inbox.cut()) {
+            return Err(error);
+        }
+        let process = self.process(state, peer, &early.socket, pid)?;
+        Ok((Mine::new(&self.porch)?, theirs, process))
+    }
+
+    /// The process at the other end, where this side can see it.
+    pub(crate) fn process(
+        &self,
+        state: &State,
+        peer: PeerId,
+        socket: &OwnedFd,
+        pid: i32,
+    ) -> std::io::Result<Option<OwnedFd>> {
+        let there = state.peers.get(peer).map_or(self.host, |known| known.host);
+        match socket::peer_process(socket, pid) {
+            Err(error) if self.host.sees_processes_of(&there) => Err(error),
+            found => Ok(found.unwrap_or_default()),
+        }
     }
 
     /// A connection is complete.
-    #[expect(clippy::too_many_arguments, reason = "all that a connection is made of")]
     pub(crate) fn linked(
         &self,
         state: &mut State,
         peer: PeerId,
-        socket: OwnedFd,
-        inbox: Inbox,
+        call: Call,
         token: Option<u64>,
-        mine: Mine,
         hello: &Hello,
-        theirs: Theirs,
-    ) -> Result<(), String> {
-        let who = socket::peer(&socket).map_err(|error| error.to_string())?;
-        let there = state.peers.get(peer).map_or(self.host, |known| known.host);
-        let sees = self.host.sees_processes_of(&there);
-        let process = match socket::peer_process(&socket, who.pid) {
-            Ok(process) => process,
-            Err(error) if sees => return Err(format!("its process cannot be watched: {error}")),
-            Err(_) => None,
+    ) -> Result<(), Why> {
+        let failed = |error| {
+            let what = "the connection cannot be watched";
+            Why::from(&system("connection", what, error))
         };
+        let Call { socket, inbox, mine, theirs, process } = call;
+        let who = socket::peer(&socket).map_err(failed)?;
+        let there = state.peers.get(peer).map_or(self.host, |known| known.host);
         let reach = Reach::find(&self.host, &there, who.pid, hello.probe);
         let same_user = who.uid == rustix::process::geteuid().as_raw();
         let link = Link::new(socket, process, who.pid, reach, mine, theirs, same_user)?;
@@ -147,17 +237,17 @@ impl Shared {
             },
             Ok,
         );
-        let mut tokens = vec![token.map_err(|error| error.to_string())?];
+        let mut tokens = vec![token.map_err(failed)?];
         if let Some(process) = &link.process {
             let token = state.token(Source::Process(peer));
-            self.watch(process, token).map_err(|error| error.to_string())?;
+            self.watch(process, token).map_err(failed)?;
             tokens.push(token);
         }
         if let Some(door) = link.door() {
             let token = state.token(Source::Door(peer));
             tokens.push(token);
             let listens = self.porch.listen_at(door).and_then(|()| self.watch_end(door, token));
-            listens.map_err(|error| error.to_string())?;
+            listens.map_err(failed)?;
         }
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         known.tokens = tokens;

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use kvx_core::id::PeerId;
 
+use crate::ending::Why;
 use crate::engine::Shared;
-use crate::error::BACKEND;
+use crate::error::{BACKEND, system};
+use crate::greet::Call;
 use crate::link::Theirs;
 use crate::mail::inside;
 use crate::message::{Answer, Message};
-use crate::state::{Phase, Place, State};
+use crate::state::{Dialing, Phase, Place, State};
 use crate::sys::memfd::Foreign;
 use crate::sys::socket::{self, Filled};
 
@@ -38,7 +40,7 @@ impl Shared {
                 && let Some(frame) = known.inbox.next()
             {
                 if let Err(why) = self.told(state, peer, &frame) {
-                    return self.bury(state, peer, format!("the peer broke the protocol: {why}"));
+                    return self.bury(state, peer, why);
                 }
             }
             match filled {
@@ -49,14 +51,14 @@ impl Shared {
                 }
                 Err(error) => {
                     let why = format!("the connection is broken: {error}");
-                    return self.hung_up(state, peer, &why);
+                    return self.hung_up(state, peer, why);
                 }
             }
         }
     }
 
     /// The other side has hung up.
-    fn hung_up(&self, state: &mut State, peer: PeerId, why: &str) {
+    fn hung_up(&self, state: &mut State, peer: PeerId, why: impl Into<Why>) {
         let Some(known) = state.peers.get_mut(peer) else { return };
         if known.link.is_none()
             && let Some(dialing) = known.dialing.take()
@@ -68,11 +70,11 @@ impl Shared {
             }
             return self.end(state, peer, Some("the peer refused the connection".into()));
         }
-        self.bury(state, peer, why.to_owned());
+        self.bury(state, peer, why.into());
     }
 
     /// A peer is gone: what it said before is heard, then the connection ends.
-    pub(crate) fn bury(&self, state: &mut State, peer: PeerId, why: String) {
+    pub(crate) fn bury(&self, state: &mut State, peer: PeerId, why: Why) {
         let mut record = Vec::new();
         if state.peers.get(peer).is_some_and(|known| known.link.is_some()) {
             self.take_mail(state, peer, &mut record, false);
@@ -87,34 +89,45 @@ impl Shared {
         state: &mut State,
         peer: PeerId,
         frame: &[u8; socket::FRAME],
-    ) -> Result<(), String> {
-        let message = Message::decode(frame).ok_or("a message that makes no sense")?;
+    ) -> Result<(), Why> {
+        let broken = |why: &str| Why::from(format!("the peer broke the protocol: {why}"));
+        let message =
+            Message::decode(frame).ok_or_else(|| broken("a message that makes no sense"))?;
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         let mut carried = Vec::new();
         for _ in 0..message.descriptors() {
-            carried.push(known.inbox.descriptor().ok_or("a message without its descriptor")?);
+            let Some(descriptor) = known.inbox.descriptor() else {
+                return Err(match known.inbox.cut() {
+                    Some(error) => {
+                        let what = "a descriptor that the peer has sent cannot be taken";
+                        (&system("connection", what, error)).into()
+                    }
+                    None => broken("a message without its descriptor"),
+                });
+            };
+            carried.push(descriptor);
         }
         match message {
             Message::Hello(hello) => {
-                let dialing = known.dialing.take().ok_or("a second greeting")?;
-                let (socket, token, mine) = (dialing.socket, dialing.token, dialing.mine);
+                let dialing = known.dialing.take().ok_or_else(|| broken("a second greeting"))?;
+                let Dialing { socket, mine, process, token } = dialing;
                 let right = hello.from == known.incarnation
                     && hello.to == self.incarnation
                     && hello.word == known.word
                     && Some(hello.own_word) == known.their_word;
                 let inbox = std::mem::take(&mut known.inbox);
                 if let (Ok(theirs), true) = (Theirs::try_from(carried), right) {
-                    return self
-                        .linked(state, peer, socket, inbox, Some(token), mine, &hello, theirs);
+                    let call = Call { socket, inbox, mine, theirs, process };
+                    return self.linked(state, peer, call, Some(token), &hello);
                 }
-                return Err("the greeting of somebody else".into());
+                return Err(broken("the greeting of somebody else"));
             }
             Message::Refused(refused) => {
                 let right = refused.from == known.incarnation
                     && refused.to == self.incarnation
                     && refused.word == known.word;
                 if known.link.is_some() || !right {
-                    return Err("a refusal of somebody else".into());
+                    return Err(broken("a refusal of somebody else"));
                 }
                 self.turned_away(state, peer, &refused);
             }
@@ -139,7 +152,7 @@ impl Shared {
                     }
                 };
                 if known.unsent.len() >= MOST_UNSENT {
-                    return Err(format!("{MOST_UNSENT} questions without hearing the answers"));
+                    return Err(broken(&format!("{MOST_UNSENT} questions without hearing the answers")));
                 }
                 if let Some(segment) = &segment {
                     known.send_segment(segment);
@@ -148,7 +161,8 @@ impl Shared {
                 self.flush(state, peer);
             }
             Message::Located { token, answer } => {
-                let asked = known.locating.remove(&token).ok_or("an answer to no question")?;
+                let asked = known.locating.remove(&token);
+                let asked = asked.ok_or_else(|| broken("an answer to no question"))?;
                 let place = match answer {
                     Answer::Nowhere => Err("the peer has no such region (any more)".into()),
                     Answer::Shared { segment, base, bytes } => {
@@ -179,7 +193,7 @@ impl Shared {
             }
             Message::Segment { segment } => {
                 if known.foreign.len() >= MOST_SEGMENTS {
-                    return Err(format!("more than {MOST_SEGMENTS} pieces of memory"));
+                    return Err(broken(&format!("more than {MOST_SEGMENTS} pieces of memory")));
                 }
                 for descriptor in &carried {
                     match Foreign::map(descriptor) {

@@ -15,6 +15,7 @@ linux! {
     mod config;
     mod crew;
     mod door;
+    mod ending;
     mod engine;
     mod error;
     mod greet;
@@ -35,6 +36,7 @@ linux! {
     mod state;
     #[expect(unsafe_code, reason = "here is all of it")]
     mod sys;
+    mod turning;
     mod work;
 
     pub use backend::ShmBackend;

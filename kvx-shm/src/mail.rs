@@ -45,7 +45,7 @@ impl Shared {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(why) => {
-                    return self.end(state, peer, Some(format!("the peer broke the protocol: {why}")));
+                    return self.end(state, peer, Some(format!("the peer broke the protocol: {why}").into()));
                 }
             }
             taken = true;
@@ -67,7 +67,7 @@ impl Shared {
                 Some(Record::Write(write)) if open => {
                     if known.serves.jobs.len() >= MOST_WRITES {
                         let why = format!("the peer broke the protocol: {MOST_WRITES} writes at once");
-                        return self.end(state, peer, Some(why));
+                        return self.end(state, peer, Some(why.into()));
                     }
                     self.asked_to_write(state, peer, write);
                 }

@@ -9,7 +9,7 @@ use kvx_core::{Error, ErrorKind, Result};
 use crate::backend::ShmBackend;
 use crate::bytes::{Reader, Writer, checksum};
 use crate::engine::random;
-use crate::error::{BACKEND, closed, down, malformed, stale};
+use crate::error::{BACKEND, closed, malformed, stale};
 use crate::link::MOST_REGIONS;
 use crate::segment::{Segment, SharedMemory};
 use crate::state::{Imported, Key, Phase, Registered};
@@ -126,7 +126,7 @@ impl MemoryRegistry for ShmBackend {
         let mut state = self.shared.lock();
         let known = state.peer("import_key", peer)?;
         if known.phase != Phase::Open {
-            return Err(down("import_key", known.phase.over()).with_context("peer", peer));
+            return Err(known.phase.over("import_key").with_context("peer", peer));
         }
         let blob = Blob::decode(blob)
             .ok_or_else(|| malformed("import_key", "no key of shared memory, or a damaged one"))?;

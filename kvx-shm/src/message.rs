@@ -25,7 +25,7 @@ pub(crate) enum Message {
     Segment { segment: u64 },
     /// The sender has no more use for that memory.
     Forget { segment: u64 },
-    /// In place of a greeting: the sender's policy does not let the receiver's user in.
+    /// In place of a greeting: the sender does not take the connection.
     Refused(Refused),
 }
 
@@ -36,8 +36,16 @@ pub(crate) struct Refused {
     pub(crate) to: [u8; 16],
     /// The receiver's word for the connection, from the handshake.
     pub(crate) word: u64,
-    /// The receiver's user, as the sender sees it.
-    pub(crate) user: u32,
+    pub(crate) why: Turned,
+}
+
+/// Why somebody is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turned {
+    /// The sender's policy does not let the receiver's user in, which is this one, as the sender sees it.
+    User(u32),
+    /// The sender's system does not give it what a connection takes: its error number.
+    System(i32),
 }
 
 /// Who is there.
@@ -109,8 +117,12 @@ impl Message {
             Self::Forget { segment } => {
                 to.u64(6).u64(segment);
             }
-            Self::Refused(Refused { from, to: whom, word, user }) => {
-                to.u64(7).bytes(&from).bytes(&whom).u64(word).u32(user);
+            Self::Refused(Refused { from, to: whom, word, why }) => {
+                let (kind, value) = match why {
+                    Turned::User(user) => (7, user),
+                    Turned::System(number) => (8, number.cast_unsigned()),
+                };
+                to.u64(kind).bytes(&from).bytes(&whom).u64(word).u32(value);
             }
         }
         let mut frame = [0; FRAME];
@@ -150,11 +162,14 @@ impl Message {
             },
             5 => Self::Segment { segment: from.u64()? },
             6 => Self::Forget { segment: from.u64()? },
-            7 => Self::Refused(Refused {
+            kind @ (7 | 8) => Self::Refused(Refused {
                 from: from.array()?,
                 to: from.array()?,
                 word: from.u64()?,
-                user: from.u32()?,
+                why: match (kind, from.u32()?) {
+                    (7, user) => Turned::User(user),
+                    (_, number) => Turned::System(number.cast_signed()),
+                },
             }),
             _ => return None,
         })
@@ -180,8 +195,9 @@ mod tests {
             Message::Locate { token: 1, slot: 2, generation: 3, secret: 4 },
             Message::Segment { segment: 7 },
             Message::Forget { segment: 7 },
-            Message::Refused(Refused { from: [1; 16], to: [2; 16], word: 3, user: 4 }),
         ];
+        let refused = |why| Message::Refused(Refused { from: [1; 16], to: [2; 16], word: 3, why });
+        all.extend([Turned::User(4), Turned::System(24), Turned::System(-1)].map(refused));
         all.extend(answers.map(|answer| Message::Located { token: 9, answer }));
         for message in all {
             assert_eq!(Message::decode(&message.encode()), Some(message));

@@ -10,7 +10,7 @@ use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_core::Result;
 
 use crate::engine::Shared;
-use crate::error::{closed, down, misuse, over, stale};
+use crate::error::{closed, misuse, over, stale};
 use crate::probe::{BATCH, IN_FLIGHT, NOTIFICATION};
 use crate::record::{self, Part, Source, Write};
 use crate::route::Route;
@@ -188,7 +188,7 @@ fn check(
     }
     let known = state.peer("submit", peer)?;
     if known.phase != Phase::Open {
-        return Err(down("submit", known.phase.over()).with_context("peer", peer));
+        return Err(known.phase.over("submit").with_context("peer", peer));
     }
     if known.ready.is_none() {
         return Err(misuse("submit", "the handshake with this peer is not complete"));

@@ -30,6 +30,7 @@ impl Shared {
                 for event in events.drain(..) {
                     self.happened(&mut state, listener, event.data.u64());
                 }
+                self.heed_door(&mut state, listener);
                 self.round(&mut state);
                 state = self.serve_small(state, &mut scratch);
                 if state.closed && state.closing.is_empty() {
@@ -135,11 +136,11 @@ impl Shared {
         let Some(since) = known.ready else { return };
         if now.duration_since(since) > CONNECT_BOUND {
             let why = format!("the peer did not connect within {CONNECT_BOUND:?}");
-            self.end(state, peer, Some(why));
+            self.end(state, peer, Some(why.into()));
         } else if known.dialing.is_none()
             && let Err(error) = self.dial(state, peer)
         {
-            self.end(state, peer, Some(error.to_string()));
+            self.end(state, peer, Some((&error).into()));
         }
     }
 
@@ -186,7 +187,7 @@ fn wait(state: &State) -> Option<Duration> {
     if !state.closing.is_empty() {
         at_most(SHORT);
     }
-    if !state.early.is_empty() {
+    if !state.early.is_empty() || state.deaf.is_some() {
         at_most(LONG);
     }
     for peer in state.open.values() {

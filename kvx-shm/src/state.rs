@@ -13,13 +13,14 @@ use std::task::Waker;
 use std::time::Instant;
 
 use kvx_core::slots::Slots;
-use kvx_core::Result;
+use kvx_core::{Error, Result};
 use kvx_core::backend::{Event, Outcome};
 use kvx_core::id::{PeerId, RegionId, RemoteRegionId, TransferId};
 use kvx_core::memory::Region;
 
 use crate::crew::Crew;
-use crate::error::stale;
+use crate::ending::Why;
+use crate::error::{down, stale};
 use crate::host::Host;
 use crate::link::{Link, Mine};
 use crate::message::Message;
@@ -32,6 +33,12 @@ use crate::work::{Read, Serve};
 
 #[derive(Default)]
 pub(crate) struct State {
+    /// A descriptor to be given up for one at the door, where there is no other left.
+    pub(crate) spare: Option<OwnedFd>,
+    /// Since when those at the door are left alone, as none of them could be taken.
+    pub(crate) deaf: Option<Instant>,
+    /// When that was said last.
+    pub(crate) deaf_told: Option<Instant>,
     pub(crate) regions: Slots<RegionId, Registered>,
     pub(crate) keys: Slots<RemoteRegionId, Key>,
     pub(crate) peers: Slots<PeerId, Peer>,
@@ -193,6 +200,8 @@ pub(crate) struct Peer {
 pub(crate) struct Dialing {
     pub(crate) socket: OwnedFd,
     pub(crate) mine: Mine,
+    /// The peer's, where this side can see it.
+    pub(crate) process: Option<OwnedFd>,
     pub(crate) token: u64,
 }
 
@@ -200,19 +209,20 @@ pub(crate) struct Dialing {
 pub(crate) enum Phase {
     Open,
     /// Over: why, unless this side ended it, and until when its last reader is waited for.
-    Closing(Option<String>, Instant),
+    Closing(Option<Why>, Instant),
     /// Over, and nothing of it moves: why, unless this side ended it.
-    Down(Option<String>),
+    Down(Option<Why>),
 }
 
 impl Phase {
     /// What to say to whoever uses a connection that is over.
-    pub(crate) fn over(&self) -> String {
+    pub(crate) fn over(&self, operation: &'static str) -> Error {
         match self {
             Self::Closing(Some(why), _) | Self::Down(Some(why)) => {
-                format!("the connection is over: {why}")
+                let text = format!("the connection is over: {}", why.text).into();
+                Why { text, ..why.clone() }.error(operation)
             }
-            _ => "the connection is over".to_owned(),
+            _ => down(operation, "the connection is over"),
         }
     }
 }

@@ -12,8 +12,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+mod limits;
 #[cfg(test)]
 mod tests;
+
+pub use limits::limit_remedy;
 
 /// Shorthand for a result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -283,10 +286,46 @@ impl Error {
         self.0.mismatch.as_ref()
     }
 
-    /// What a person can do about it, if that is known.
+    /// What a person can do about it, if that is known. Where a limit of the system is the cause, whatever was tried, it is that
+    /// limit.
     #[must_use]
     pub fn remedy(&self) -> Option<&str> {
-        self.0.remedy.as_deref()
+        self.limit().or(self.0.remedy.as_deref())
+    }
+
+    fn limit(&self) -> Option<&'static str> {
+        let mut cause = std::error::Error::source(self);
+        while let Some(inner) = cause {
+            let number =
+                inner.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+            if let Some(remedy) = number.and_then(limit_remedy) {
+                return Some(remedy);
+            }
+            cause = inner.source();
+        }
+        None
+    }
+
+    /// This error once more, for somebody else who is to hear of it: causes are kept as text.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        let inner = &*self.0;
+        let first = std::error::Error::source(self);
+        let causes = std::iter::successors(first, |cause| cause.source());
+        let causes = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        let causes = Some(causes).filter(|causes| !causes.is_empty()).map(Into::into);
+        Self(Box::new(Inner {
+            kind: inner.kind,
+            retry: inner.retry,
+            operation: inner.operation,
+            message: inner.message.clone(),
+            backend: inner.backend.clone(),
+            native: inner.native,
+            mismatch: inner.mismatch.clone(),
+            remedy: self.remedy().map(|remedy| remedy.to_owned().into()),
+            context: inner.context.clone(),
+            source: causes,
+        }))
     }
 
     /// The error and its causes, in the order in which they came about, in one line. A cause that was said already, as where a
@@ -333,7 +372,7 @@ impl fmt::Display for Error {
         if !inner.context.is_empty() {
             f.write_str(")")?;
         }
-        if let Some(remedy) = &inner.remedy {
+        if let Some(remedy) = self.remedy() {
             write!(f, "; {remedy}")?;
         }
         Ok(())

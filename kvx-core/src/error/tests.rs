@@ -33,6 +33,26 @@ fn the_source_is_kept() {
     assert!(std::error::Error::source(&error).is_some());
 }
 
+/// Known failure of this project's own: a listener without descriptors was told to choose another port.
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+#[test]
+fn where_a_limit_is_the_cause_the_remedy_is_to_raise_it() {
+    let io = || std::io::Error::from_raw_os_error(24);
+    let error = Error::config("control", "cannot listen").with_remedy("choose another port");
+    assert_eq!(error.remedy(), Some("choose another port"));
+    let error = error.with_source(io());
+    assert!(error.to_string().ends_with("; let this process have more descriptors: ulimit -n"));
+    let outer = Error::peer("demo", "it ended").with_remedy("look there").with_source(error);
+    assert!(outer.remedy().unwrap().contains("ulimit -n"), "{outer}");
+    // Who hears of it again hears the same.
+    assert_eq!(outer.again().to_string(), outer.to_string());
+    assert_eq!(outer.again().in_full(), outer.in_full());
+    let other = Error::peer("demo", "it ended")
+        .with_remedy("look")
+        .with_source(std::io::Error::from_raw_os_error(2));
+    assert_eq!(other.remedy(), Some("look"));
+}
+
 #[test]
 fn causes_are_said_in_order_and_none_twice() {
     let io = || std::io::Error::other("no\nluck");

@@ -189,7 +189,12 @@ impl Port {
     /// [`TransferBackend::connect`](crate::backend::TransferBackend::connect).
     pub async fn connect(&self, peer: PeerId) -> Result<()> {
         self.inner.lock().peer("port.connect", peer)?;
-        self.inner.backend.connect(peer).await
+        self.inner.backend.connect(peer).await.map_err(|error| {
+            // What was polled meanwhile says why.
+            let state = self.inner.lock();
+            let why = state.peer_downs.iter().rev().find(|(down, _)| *down == peer);
+            why.and_then(|(_, why)| why.as_ref()).map_or(error, Error::again)
+        })
     }
 
     /// Ends a peer at once. What is not posted is given up; what is in flight settles, as failed or otherwise, within

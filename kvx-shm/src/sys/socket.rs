@@ -96,6 +96,8 @@ pub(crate) fn send(
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
     descriptors: VecDeque<OwnedFd>,
+    /// Descriptors came that this process could not take.
+    cut: bool,
 }
 
 /// How far [`Inbox::fill`] came.
@@ -133,6 +135,7 @@ impl Inbox {
                 self.descriptors.extend(descriptors);
             }
         }
+        self.cut |= received.flags.contains(rustix::net::ReturnFlags::CTRUNC);
         if self.descriptors.len() > MOST_DESCRIPTORS {
             return Err(io::Error::other("more descriptors than messages"));
         }
@@ -153,6 +156,11 @@ impl Inbox {
     /// The next descriptor: the messages that bring some take them in turn.
     pub(crate) fn descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
+    }
+
+    /// Why a descriptor is missing that should have come, where that is this process's own doing.
+    pub(crate) fn cut(&self) -> Option<io::Error> {
+        self.cut.then(|| io::Error::from_raw_os_error(libc::EMFILE))
     }
 }
 

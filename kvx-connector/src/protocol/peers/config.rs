@@ -59,6 +59,8 @@ pub struct Limits {
     pub first_pause: Duration,
     /// Longest such pause.
     pub longest_pause: Duration,
+    /// A connection that breaks sooner than this is an attempt that failed: then, too, there is a pause before the next.
+    pub proven: Duration,
     /// How long a refusal that cannot change by itself is remembered. Then the engine is asked anew, when somebody wants it.
     pub refusal: Duration,
     /// How long a peer without a session, but with a connection, is kept.
@@ -95,6 +97,7 @@ impl Default for Limits {
             young: Duration::from_millis(100),
             first_pause: Duration::from_millis(50),
             longest_pause: Duration::from_secs(5),
+            proven: Duration::from_secs(1),
             refusal: Duration::from_secs(10),
             alone: Duration::from_secs(5),
             ending: Duration::from_secs(5),

@@ -27,7 +27,12 @@ impl Failure {
 
     /// Of a backend's step. A fabric's failure passes, whatever the backend advises: the peer may come back.
     pub(super) fn of_backend(error: Error) -> Self {
-        let permanent = matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Config);
+        let permanent = Self::is_permanent(&error);
         Self { error, permanent, stale: false }
+    }
+
+    /// Whether what a backend says does not change by itself.
+    pub(super) fn is_permanent(error: &Error) -> bool {
+        matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Config)
     }
 }

@@ -1,5 +1,6 @@
 //! Connections: each one that a backend has given is a peer's or is ending, and is ended once.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvx_core::card::EngineName;
@@ -8,7 +9,7 @@ use kvx_core::{Error, Retry};
 
 use super::io::{Connection, GoneReason, Output, Place, Remote, Stepped};
 use super::message::{Message, Refusal};
-use super::peer::{Link, Up};
+use super::peer::{Attempt, Link, Up};
 use super::site::Way;
 use super::{Failure, Fault, Peers, Timer};
 
@@ -81,7 +82,8 @@ impl Peers {
         match &peer.link {
             Link::Up(_) => {}
             _ if full => {
-                let up = Up { connection, info: None, regions: false, told: false };
+                let since = self.now;
+                let up = Up { connection, since, info: None, regions: false, told: false };
                 peer.link = Link::Up(up);
             }
             _ => peer.link = Link::Half(connection),
@@ -166,17 +168,52 @@ impl Peers {
             return self.ended(connection);
         }
         let Some(incarnation) = self.connections.remove(&connection) else { return };
-        if let (Some(error), Some(peer)) = (error, self.peers.get_mut(&incarnation)) {
-            peer.error = Some(std::sync::Arc::new(error));
-        }
-        self.lose(incarnation, GoneReason::Down, true);
+        let early = error.is_some();
+        self.broke(incarnation, error, GoneReason::Down, early);
     }
 
     /// The other side says that the connection is over.
     pub(super) fn parted(&mut self, incarnation: Incarnation) {
         if self.peers.get(&incarnation).is_some_and(|peer| peer.link.connection().is_some()) {
-            self.lose(incarnation, GoneReason::Bye, false);
+            self.broke(incarnation, None, GoneReason::Bye, true);
         }
+    }
+
+    /// A connection is over that this side would have kept. Where it has not lasted it counts as an attempt that failed, like one
+    /// that never came so far, if `counts`.
+    fn broke(
+        &mut self,
+        incarnation: Incarnation,
+        error: Option<Error>,
+        reason: GoneReason,
+        counts: bool,
+    ) {
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        let lasted = match &peer.link {
+            Link::Up(up) => self.now.saturating_sub(up.since),
+            _ => Duration::ZERO,
+        };
+        let early = lasted < self.limits.proven && counts;
+        peer.failures = if early { peer.failures.saturating_add(1) } else { 0 };
+        let failures = peer.failures;
+        // What does not change by itself is told to those who wait.
+        let permanent = error.as_ref().is_some_and(Failure::is_permanent);
+        let error = error.map(|error| Arc::new(error.with_context("rank", &peer.remote)));
+        if error.is_some() {
+            peer.error.clone_from(&error);
+        }
+        self.lose(incarnation, reason, reason == GoneReason::Down);
+        let pause = self.now + self.pause(failures);
+        let refusal = self.now + self.limits.refusal;
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        if matches!(peer.attempt, Attempt::Idle) {
+            match error {
+                Some(error) if permanent => peer.attempt = Attempt::Refused(refusal, error),
+                _ if early => peer.attempt = Attempt::Pausing(pause),
+                _ => {}
+            }
+        }
+        self.touch_peer(incarnation);
     }
 
     /// Ends a connection, and says so where it was told of.
@@ -207,6 +244,10 @@ impl Peers {
     fn lose(&mut self, incarnation: Incarnation, reason: GoneReason, broken: bool) {
         self.cancel_meeting(incarnation);
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        // What was refused of what has changed since may be taken.
+        if !matches!(reason, GoneReason::Down | GoneReason::Bye | GoneReason::Refused) {
+            peer.attempt = Attempt::Idle;
+        }
         let link = std::mem::replace(&mut peer.link, Link::None);
         let connection = link.connection();
         let told = matches!(&link, Link::Up(up) if up.told);

@@ -216,7 +216,8 @@ impl Peers {
         if let Attempt::Running(run) = &peer.attempt {
             self.young -= usize::from(run.young.is_some());
         }
-        (peer.attempt, peer.failures, peer.error, peer.since) = (Attempt::Idle, 0, None, now);
+        // Earlier failures are forgotten once the connection has proven to last.
+        (peer.attempt, peer.error, peer.since) = (Attempt::Idle, None, now);
         self.tell_met(incarnation);
         self.touch_peer(incarnation);
     }
@@ -268,9 +269,11 @@ impl Peers {
     /// Gives up what is under way. A step that is not answered yet remains to be.
     pub(super) fn cancel_meeting(&mut self, incarnation: Incarnation) {
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };
-        if let Attempt::Running(run) = std::mem::replace(&mut peer.attempt, Attempt::Idle) {
+        // A pause is not over because of that.
+        if let Attempt::Running(run) = &peer.attempt {
             self.young -= usize::from(run.young.is_some());
             peer.orphans += u32::from(run.phase.step().is_some());
+            peer.attempt = Attempt::Idle;
             let address = peer.card.as_ref().map(|card: &Arc<Card>| card.control().clone());
             if let Some(address) = address {
                 self.leave_dial(&address, User::Peer(incarnation));

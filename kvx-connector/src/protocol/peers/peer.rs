@@ -55,6 +55,7 @@ pub(super) enum Link {
 #[derive(Debug)]
 pub(super) struct Up {
     pub(super) connection: Connection,
+    pub(super) since: Duration,
     pub(super) info: Option<PeerInfo>,
     /// The peer's regions are added.
     pub(super) regions: bool,

@@ -557,6 +557,69 @@ fn what_was_connected_before_is_retired() {
     assert_ne!(world.ready(rank, id).links[0].connection, before);
 }
 
+/// Breaks whatever connects two ranks, with an error, as often as there is something, for so long.
+fn breaks(world: &mut World, rank: usize, far: usize, error: fn() -> kvx_core::Error) {
+    for _ in 0..1000 {
+        world.run(MS * 10);
+        let (now, life) = (world.now, world.processes[far].remote.incarnation);
+        if let Some(peer) = world.processes[rank].fabric.break_off(life, now) {
+            let connection = Connection { backend: FAB, peer };
+            world.step(rank, Input::PeerDown { connection, error: Some(error()) });
+        }
+    }
+}
+
+/// A connection that breaks as soon as it is made, as where the other side has no descriptors left, is an attempt that failed: it
+/// is not made thousands of times a second, and whoever waited is told why.
+#[test]
+fn a_connection_that_breaks_at_once_is_not_made_again_at_once() {
+    let (mut world, decode, prefill) = pair();
+    let (rank, name) = (decode.ranks[0], prefill.plan.name.clone());
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(world.want_with(rank, &name, at_port(&prefill), None, Role::Consumer, SEC * 10));
+        world.run(MS);
+    }
+    let error = || kvx_core::Error::new(ErrorKind::Resources, "fab", "no descriptor");
+    breaks(&mut world, rank, prefill.ranks[0], error);
+    // Who was told that it is there may have tried to use it, and asked again.
+    let meetings = world.sent(rank, meets);
+    assert!((1..=15).contains(&meetings), "{meetings} meetings in ten seconds");
+    let id = world.want(rank, &prefill, Role::Consumer);
+    breaks(&mut world, rank, prefill.ranks[0], error);
+    world.run(SEC);
+    if let Some(Err(error)) = world.outcome(rank, id) {
+        assert!(error.to_string().contains("no descriptor"), "{error}");
+    }
+    // Once it lasts, it is as if nothing had been: one that breaks then is made again at once.
+    world.run(SEC * 6);
+    let id = world.want(rank, &prefill, Role::Consumer);
+    world.run(SEC * 6);
+    world.ready(rank, id);
+    world.break_fabric(rank, prefill.ranks[0]);
+    world.run(MS * 60);
+    let id = world.want(rank, &prefill, Role::Consumer);
+    world.run(MS * 20);
+    world.ready(rank, id);
+}
+
+/// What does not change by itself, such as a policy, is told to all who wait, at once, for a while.
+#[test]
+fn a_connection_that_is_refused_for_good_is_told_at_once() {
+    let (mut world, decode, prefill) = pair();
+    let rank = decode.ranks[0];
+    let first = world.want(rank, &prefill, Role::Consumer);
+    breaks(&mut world, rank, prefill.ranks[0], || kvx_core::Error::config("fab", "not this user"));
+    let second = world.want(rank, &prefill, Role::Consumer);
+    world.run(MS * 50);
+    let met = world.outcome(rank, first).expect("it has ended").is_ok();
+    let error = world.refused(rank, second);
+    assert!(error.to_string().contains("not this user"), "{met} {error}");
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let meetings = world.sent(rank, meets);
+    assert!(meetings <= 3, "{meetings} meetings in ten seconds");
+}
+
 /// Known failure 110 (ROCm/ATOM PR#2249): a request that says no life is no request for the life that is remembered: the engine
 /// is asked anew, unless it is heard of now.
 #[test]

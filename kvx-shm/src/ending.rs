@@ -1,0 +1,142 @@
+//! How connections end, and why.
+
+use std::borrow::Cow;
+use std::time::Instant;
+
+use kvx_core::backend::{Event, Outcome};
+use kvx_core::id::PeerId;
+use kvx_core::{Error, ErrorKind, Retry};
+
+use crate::engine::{READER_BOUND, Shared};
+use crate::error::BACKEND;
+use crate::state::{Phase, State};
+
+/// Why a connection is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Why {
+    pub(crate) kind: ErrorKind,
+    pub(crate) text: Cow<'static, str>,
+    pub(crate) remedy: Option<Cow<'static, str>>,
+}
+
+impl Why {
+    /// For whoever uses the connection, or waits for it.
+    pub(crate) fn error(&self, operation: &'static str) -> Error {
+        let error = Error::new(self.kind, operation, self.text.clone())
+            .with_backend(BACKEND)
+            .with_retry(Retry::Reconnect);
+        match &self.remedy {
+            Some(remedy) => error.with_remedy(remedy.clone()),
+            None => error,
+        }
+    }
+}
+
+/// The peer's doing, or its end.
+impl From<&'static str> for Why {
+    fn from(text: &'static str) -> Self {
+        Self { kind: ErrorKind::Peer, text: text.into(), remedy: None }
+    }
+}
+
+/// The peer's doing, or its end.
+impl From<String> for Why {
+    fn from(text: String) -> Self {
+        Self { kind: ErrorKind::Peer, text: text.into(), remedy: None }
+    }
+}
+
+/// What went wrong here.
+impl From<&Error> for Why {
+    fn from(error: &Error) -> Self {
+        let causes = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+        let text = format!("{}{}", error.message(), causes.unwrap_or_default()).into();
+        let remedy = error.remedy().map(|remedy| remedy.to_owned().into());
+        Self { kind: error.kind(), text, remedy }
+    }
+}
+
+impl Shared {
+    /// Ends a connection, from either side: nothing new begins. What is in flight settles once it is quiet.
+    pub(crate) fn end(&self, state: &mut State, peer: PeerId, why: Option<Why>) {
+        let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open)
+        else {
+            return;
+        };
+        known.phase = Phase::Closing(why, Instant::now() + READER_BOUND);
+        if let Some(link) = &known.link {
+            link.end();
+            if let Some(door) = link.door() {
+                self.porch.listen_no_more(door);
+            }
+        }
+        if let Some(dialing) = known.dialing.take() {
+            self.watch_no_more(&dialing.socket);
+        }
+        known.reads.jobs.clear();
+        known.serves.jobs.clear();
+        known.out.clear();
+        known.unsent.clear();
+        known.locating.clear();
+        let incarnation = known.incarnation;
+        state.open.remove(&incarnation);
+        state.closing.insert(peer);
+        state.wakers.drain(..).for_each(std::task::Waker::wake);
+        self.try_finish(state, peer);
+        if !state.closing.is_empty() {
+            self.wake();
+        }
+    }
+
+    /// Brings a connection that is over to its end, if all is quiet: no thread of this side copies from the peer, and none of
+    /// the peer's from this side.
+    pub(crate) fn try_finish(&self, state: &mut State, peer: PeerId) {
+        let Some(known) = state.peers.get_mut(peer) else { return };
+        let Phase::Closing(why, until) = &known.phase else { return };
+        if known.reads.busy || known.serves.busy {
+            return;
+        }
+        if let Some(link) = &known.link
+            && link.peer_is_reading()
+            && Instant::now() < *until
+        {
+            return;
+        }
+        let why = why.clone();
+        known.phase = Phase::Down(why.clone());
+        if let Some(link) = known.link.take() {
+            self.watch_no_more(&link.socket);
+            if let Some(door) = link.door() {
+                self.watch_no_more(door);
+            }
+            if let Some(process) = &link.process {
+                self.watch_no_more(process);
+            }
+        }
+        known.foreign.clear();
+        known.sent.clear();
+        let tokens = std::mem::take(&mut known.tokens);
+        for token in tokens {
+            state.sources.remove(&token);
+        }
+        state.closing.remove(&peer);
+        let left: Vec<_> = state
+            .flights
+            .iter()
+            .filter(|(_, flight)| flight.peer == peer && !flight.over)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in left {
+            let outcome = why.clone().map_or(Outcome::Cancelled, |why| {
+                Outcome::Failed(why.error("transfer").with_context("peer", peer))
+            });
+            state.settle(id, outcome);
+        }
+        let error = why.map(|why| why.error("connection").with_context("peer", peer));
+        state.events.push_back(Event::PeerDown { peer, error });
+        self.signal(state);
+        if state.closed {
+            self.wake();
+        }
+    }
+}
