@@ -446,3 +446,55 @@ fn two_network_namespaces_move_requests_over_ucx() {
     assert_eq!(report["leases"], serde_json::json!({ "done": 5 }), "{report}");
     std::fs::remove_file(&key).unwrap();
 }
+
+/// A producer that has too few descriptors for its peers: it is said which limit, on which side, and nobody connects again and
+/// again without pause, as thousands of lines a second would show.
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[test]
+fn a_producer_with_too_few_descriptors_is_told_so_and_so_is_its_consumer() {
+    let key = key("descriptors");
+    let few = format!("{SMALL} --tp 4 --requests 3 --deadline 3 --wait 1 --backend shm");
+    let mut served = 0;
+    for limit in [40, 56, 62, 68, 74, 80, 86, 200] {
+        let program = env!("CARGO_BIN_EXE_kvx");
+        let key_path = key.display();
+        let script = format!(
+            "ulimit -n {limit} && exec {program} serve --role producer --listen 127.0.0.1:0 \
+             --key {key_path} {SMALL} --tp 2 --backend shm"
+        );
+        let mut producer = Command::new("bash");
+        producer.args(["-c", &script]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut producer = producer.spawn().unwrap();
+        let mut lines = BufReader::new(producer.stderr.take().unwrap()).lines();
+        let mut said: Vec<String> = Vec::new();
+        let address = loop {
+            let Some(line) = lines.next() else { break None };
+            said.push(line.unwrap());
+            let ready = said.last().and_then(|line| line.strip_prefix("ready: requests at "));
+            if let Some((address, _)) = ready.and_then(|ready| ready.split_once(',')) {
+                break Some(address.to_owned());
+            }
+        };
+        let Some(address) = address else {
+            let said = said.join("\n");
+            assert!(said.contains("ulimit -n"), "{limit}: {said}");
+            assert_eq!(producer.wait().unwrap().code(), Some(3), "{limit}: {said}");
+            continue;
+        };
+        let rest = std::thread::spawn(move || lines.map_while(Result::ok).collect::<Vec<_>>());
+        let run = kvx(&consumer(&address, &key, &few));
+        producer.kill().unwrap();
+        producer.wait().unwrap();
+        said.extend(rest.join().unwrap());
+        served += u32::from(run.code == 0);
+        let told = format!("{}{}", run.stdout, run.stderr);
+        // Its sessions may not be taken, either: that is in the producer's log alone.
+        let somewhere =
+            said.iter().any(|line| line.contains("ulimit -n")) || told.contains("ulimit -n");
+        assert!(run.code == 0 || somewhere, "{limit}: {told}\n{}", said.join("\n"));
+        let count = said.len() + run.stderr.lines().count();
+        assert!(count < 250, "{limit}: {count} lines, the last {:?}", said.last());
+    }
+    assert!(served > 0, "not even with 200");
+    std::fs::remove_file(&key).unwrap();
+}

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvx_core::backend::Outcome;
 use kvx_core::capability::Capabilities;
 use kvx_core::id::{Incarnation, PeerId};
-use kvx_core::{Error, Result};
+use kvx_core::{Error, Result, limit_remedy};
 use rustix::event::{EventfdFlags, epoll};
 
 use crate::config::{Options, Users};
@@ -272,9 +272,13 @@ impl Shared {
         else {
             return Ok(());
         };
+        let failed = |error| system("connect", "the connection cannot be made", error);
         let socket = match socket::dial(socket_name(&incarnation).as_bytes()) {
             Ok(socket) => socket,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.raw_os_error().and_then(limit_remedy).is_some() => {
+                return Err(failed(error));
+            }
             Err(error) => {
                 return Err(down("connect", "the peer does not listen: it is gone, or its socket \
                     is in another network namespace")
@@ -282,7 +286,6 @@ impl Shared {
                 .with_source(error));
             }
         };
-        let failed = |error| system("connect", "the connection cannot be made", error);
         let who = socket::peer(&socket).map_err(failed)?;
         if let Err(refused) = self.admit(who.uid) {
             self.turn_away(&socket, incarnation, word, Turned::User(who.uid));

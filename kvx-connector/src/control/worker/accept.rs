@@ -78,7 +78,8 @@ impl Worker {
                         IoKind::ConnectionAborted | IoKind::Interrupted => {}
                         _ => {
                             one(&self.shared.counters.accept_failed);
-                            tracing::warn!(%error, "the control channel cannot accept a connection");
+                            let remedy = error.raw_os_error().and_then(kvx_core::limit_remedy);
+                            tracing::warn!(%error, remedy, "the control channel cannot accept a connection");
                             // As a rule there is no descriptor. One that says nothing gives way.
                             match self.droppable.first().copied() {
                                 Some((_, oldest)) => {

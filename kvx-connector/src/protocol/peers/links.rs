@@ -346,7 +346,7 @@ impl Peers {
             let known = self.sites.get_mut(no).and_then(|site| site.known.as_mut());
             for way in known.into_iter().flat_map(|known| &mut known.ways) {
                 if let Way::Route(course, _) = way {
-                    *way = Way::Course(std::sync::Arc::clone(course));
+                    *way = Way::Course(Arc::clone(course));
                 }
             }
         }

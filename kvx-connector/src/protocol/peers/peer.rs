@@ -323,7 +323,11 @@ impl Peers {
             Attempt::Pausing(until) | Attempt::Refused(until, _) if now >= *until => {
                 peer.attempt = Attempt::Idle;
             }
-            Attempt::Pausing(_) | Attempt::Queued if satisfied => peer.attempt = Attempt::Idle,
+            // A pause goes on while nobody needs the peer, or it would end with each look at the cards.
+            Attempt::Pausing(_) if satisfied && need != Need::Nothing => {
+                peer.attempt = Attempt::Idle;
+            }
+            Attempt::Queued if satisfied => peer.attempt = Attempt::Idle,
             _ => {}
         }
         let twice = self.broken(Fault::MeetsTwice);

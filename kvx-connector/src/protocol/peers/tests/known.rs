@@ -8,7 +8,7 @@ use kvx_core::facts::Facts;
 use kvx_core::layout::{Dtype, ModelGeometry};
 
 use super::engines::{FAB, Plan};
-use super::world::{MS, SEC, Said, World, at, at_port};
+use super::world::{Engine, MS, SEC, Said, World, at, at_port};
 use crate::protocol::peers::{
     Connection, GoneReason, Input, Message, PeerState, Role, Route, WantId,
 };
@@ -60,7 +60,7 @@ fn asks(message: &Message) -> bool {
 }
 
 /// A consumer and a producer with one rank each, and another producer.
-fn pair() -> (World, super::world::Engine, super::world::Engine) {
+fn pair() -> (World, Engine, Engine) {
     let mut world = World::new(1);
     let decode = world.start(&Plan::new("decode", 1, 1), 100);
     let prefill = world.start(&Plan::new("prefill", 1, 1), 200);
@@ -557,11 +557,13 @@ fn what_was_connected_before_is_retired() {
     assert_ne!(world.ready(rank, id).links[0].connection, before);
 }
 
-/// Breaks whatever connects two ranks, with an error, as often as there is something, for so long.
-fn breaks(world: &mut World, rank: usize, far: usize, error: fn() -> kvx_core::Error) {
+/// Breaks whatever connects a rank with an engine's, with an error, as often as there is something, for ten seconds in which
+/// somebody always wants it.
+fn breaks(world: &mut World, rank: usize, engine: &Engine, error: fn() -> kvx_core::Error) {
     for _ in 0..1000 {
+        world.want(rank, engine, Role::Consumer);
         world.run(MS * 10);
-        let (now, life) = (world.now, world.processes[far].remote.incarnation);
+        let (now, life) = (world.now, world.processes[engine.ranks[0]].remote.incarnation);
         if let Some(peer) = world.processes[rank].fabric.break_off(life, now) {
             let connection = Connection { backend: FAB, peer };
             world.step(rank, Input::PeerDown { connection, error: Some(error()) });
@@ -574,19 +576,13 @@ fn breaks(world: &mut World, rank: usize, far: usize, error: fn() -> kvx_core::E
 #[test]
 fn a_connection_that_breaks_at_once_is_not_made_again_at_once() {
     let (mut world, decode, prefill) = pair();
-    let (rank, name) = (decode.ranks[0], prefill.plan.name.clone());
-    let mut ids = Vec::new();
-    for _ in 0..5 {
-        ids.push(world.want_with(rank, &name, at_port(&prefill), None, Role::Consumer, SEC * 10));
-        world.run(MS);
-    }
+    let rank = decode.ranks[0];
     let error = || kvx_core::Error::new(ErrorKind::Resources, "fab", "no descriptor");
-    breaks(&mut world, rank, prefill.ranks[0], error);
-    // Who was told that it is there may have tried to use it, and asked again.
+    breaks(&mut world, rank, &prefill, error);
     let meetings = world.sent(rank, meets);
     assert!((1..=15).contains(&meetings), "{meetings} meetings in ten seconds");
     let id = world.want(rank, &prefill, Role::Consumer);
-    breaks(&mut world, rank, prefill.ranks[0], error);
+    breaks(&mut world, rank, &prefill, error);
     world.run(SEC);
     if let Some(Err(error)) = world.outcome(rank, id) {
         assert!(error.to_string().contains("no descriptor"), "{error}");
@@ -609,7 +605,7 @@ fn a_connection_that_is_refused_for_good_is_told_at_once() {
     let (mut world, decode, prefill) = pair();
     let rank = decode.ranks[0];
     let first = world.want(rank, &prefill, Role::Consumer);
-    breaks(&mut world, rank, prefill.ranks[0], || kvx_core::Error::config("fab", "not this user"));
+    breaks(&mut world, rank, &prefill, || kvx_core::Error::config("fab", "not this user"));
     let second = world.want(rank, &prefill, Role::Consumer);
     world.run(MS * 50);
     let met = world.outcome(rank, first).expect("it has ended").is_ok();
