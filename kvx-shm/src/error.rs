@@ -1,7 +1,8 @@
 //! The errors of this fabric, each made in one place.
 
-use std::fmt;
+use std::{fmt, io};
 
+use kvx_core::limits::{self, Wanted};
 use kvx_core::{Error, ErrorKind, Retry};
 
 /// The name under which the backend is registered.
@@ -53,18 +54,20 @@ pub(crate) fn refused(operation: &'static str, reason: impl Into<String>) -> Err
     Error::peer(operation, reason.into()).with_backend(BACKEND)
 }
 
-/// The operating system refused.
-pub(crate) fn system(operation: &'static str, what: &'static str, error: std::io::Error) -> Error {
+/// The operating system refused a descriptor, or a message. The largest thing with one is a connection's ring.
+pub(crate) fn system(operation: &'static str, what: &'static str, error: io::Error) -> Error {
+    denied(operation, what, error, Wanted::Shared(crate::link::RING as u64))
+}
+
+/// The operating system refused what was wanted of it.
+pub(crate) fn denied(
+    operation: &'static str,
+    what: &'static str,
+    error: io::Error,
+    wanted: Wanted,
+) -> Error {
     let told = Error::new(ErrorKind::Resources, operation, what)
         .with_backend(BACKEND)
         .with_native(error.raw_os_error().unwrap_or(0).into());
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => told.with_remedy("let this process have more descriptors: ulimit -n"),
-        Some(libc::ENFILE) => told.with_remedy("let the system have more descriptors: sysctl fs.file-max"),
-        Some(libc::EFBIG) => {
-            told.with_remedy("let this process have larger files, which memory with a descriptor counts as: ulimit -f")
-        }
-        _ => told,
-    }
-    .with_source(error)
+    limits::explain(told, error, wanted)
 }
