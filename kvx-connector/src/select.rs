@@ -191,6 +191,11 @@ fn choose_named(
 /// What to do about a name that no backend has.
 fn remedy_of_name(name: &str, reason: ChoiceReason) -> String {
     match (name.split_once(','), reason) {
+        (Some((name, options)), ChoiceReason::Environment)
+            if options.chars().all(|char| char == ',' || char.is_whitespace()) =>
+        {
+            format!("drop the comma: {}={}", policy::NAME, name.trim())
+        }
         (Some((name, options)), ChoiceReason::Environment) => {
             let (name, options) = (name.trim(), options.trim());
             format!(
@@ -232,7 +237,17 @@ fn refusal(
             advised(error(format!("it cannot be used here: {reason}")), remedy)
         }
         Verdict::BadOptions { reason, remedy } => {
-            advised(error(reason).with_kind(ErrorKind::Config), remedy)
+            let error = error(reason).with_kind(ErrorKind::Config);
+            match policy.options.origin() {
+                // Whoever reads this may know nothing of a variable that somebody else has set.
+                Some(origin) => {
+                    let remedy = remedy.map_or_else(String::new, |remedy| format!(": {remedy}"));
+                    error
+                        .with_context("options_from", origin)
+                        .with_remedy(format!("mend the options in {origin}{remedy}"))
+                }
+                None => advised(error, remedy),
+            }
         }
         Verdict::NotAllowed => error("it was asked for, but the policy forbids it".into())
             .with_context("allowed", list(policy.allow.iter().flatten()))
