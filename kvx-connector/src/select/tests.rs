@@ -3,6 +3,7 @@ use proptest::sample::Index;
 
 use super::*;
 use kvx_core::backend::PeerInfo;
+use kvx_core::registry::Apart;
 
 struct Refuses;
 
@@ -31,7 +32,7 @@ const fn entry(
     rank: Option<u32>,
     probe: fn(&BackendConfig) -> Probe,
 ) -> Registration {
-    Registration { name, about: "a test", rank, probe, opener: &Refuses }
+    Registration { name, about: "a test", rank, probe, opener: &Refuses, apart: None }
 }
 
 static SLOW: Registration = entry("slow", Some(10), available);
@@ -155,7 +156,6 @@ fn options_go_to_the_backend_that_is_named_and_to_no_other() {
     }
 }
 
-fn here_only(_: &BackendConfig) -> Probe {
 /// Options of the environment are for the backend that the environment names, and whoever has them wrong is told where they are.
 #[test]
 fn options_of_the_environment_count_for_its_backend_alone() {
@@ -231,6 +231,7 @@ fn an_empty_option_is_refused_wherever_it_is_written() {
     }
 }
 
+fn here_only(_: &BackendConfig) -> Probe {
     let mut capabilities = kvx_core::capability::Capabilities::none();
     capabilities.place = Some("this host".into());
     Probe::Available { detail: "near".into(), capabilities: Box::new(capabilities) }
@@ -261,6 +262,27 @@ fn a_peer_at_another_place_is_not_met_there() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("there=another host"), "{error}");
     assert!(error.remedy().is_some());
+}
+
+/// A backend that knows in what two places differ says so in its own words, whether it was named or not.
+#[test]
+fn places_that_differ_are_told_apart_by_the_backend() {
+    fn apart(here: &str, there: &str) -> Option<Apart> {
+        (here == "this host" && there == "another host")
+            .then(|| Apart { why: "two hosts".into(), remedy: "move one".into() })
+    }
+    static NEAR: Registration =
+        Registration { apart: Some(apart), ..entry("near", Some(90), here_only) };
+    for policy in [Policy::default(), named("near")] {
+        let error = choose_among(&[&NEAR], &policy, Some(&["near@another host"])).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("two hosts") && text.contains("another host"), "{text}");
+        assert!(error.remedy().unwrap().contains("move one"), "{text}");
+        assert_eq!(text.matches("move one").count(), 1, "{text}");
+        // Of a place that it cannot read it says nothing.
+        let error = choose_among(&[&NEAR], &policy, Some(&["near@elsewhere"])).unwrap_err();
+        assert!(error.to_string().contains("elsewhere") && error.remedy().is_some(), "{error}");
+    }
 }
 
 #[test]
