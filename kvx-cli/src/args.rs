@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Run one engine of a pair: two hosts that move requests through the whole connector
     #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Serve(ServeArgs),
-    /// Say what of this host is not as kvx needs it, and what to do
+    /// Say what of this host is not as kvx needs it, and what to do; of backends, the one that KVX_BACKEND names, or all
     #[command(after_help = EXIT_CODES, after_long_help = EXIT_CODES)]
     Doctor(DoctorArgs),
     /// Make a key for the control channels of a deployment

@@ -163,12 +163,7 @@ const DESCRIPTORS: usize = 12;
 fn policy(name: Option<&str>) -> Result<Policy> {
     let mut policy = Policy::from_env()?;
     if let Some(text) = name {
-        let (name, options) = text.split_once(',').unwrap_or((text, ""));
-        policy = policy.with_name(Some(name.trim()));
-        if !options.is_empty() {
-            policy.options =
-                options.parse().map_err(|e: Error| e.with_context("option", "--backend"))?;
-        }
+        policy = policy.with_text("--backend", text)?;
     }
     refuse_unknown(&policy)?;
     Ok(policy)

@@ -38,7 +38,8 @@ Any of these, as key=value, separated by commas:
 pub(crate) const BACKEND: &str = "\
 Backend to use, with its options, for example mock,preset=efa [default: the best there is]
 
-kvx backends lists those that are built in, kvx backends NAME the options of one, with their units and defaults. For example:
+kvx backends lists those that are built in, kvx backends NAME the options of one, with their units and defaults. Without it
+KVX_BACKEND names one, whose options KVX_BACKEND_OPTIONS has. For example:
   shm,copy_threads=2     two threads copy
   ucx,require=rc_*       data goes over RC, or not at all
   mock,preset=efa        behaves like EFA (or rc, ucx-tcp); preset=loopback copies at once";

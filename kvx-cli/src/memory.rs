@@ -1,11 +1,35 @@
-//! How much memory this machine has left.
+//! How much memory this machine, and this process, has left.
 
 use std::fs;
 
-/// Bytes that can be had without swapping; `None` where the system does not say.
+use kvx_core::limits;
+
+/// Address space that a process takes besides its caches, where there is a limit on it: the allocator keeps 64 MiB for each of some twenty
+/// threads. Where that is short, Rust's allocator ends the process, and nothing can be said any more.
+const BESIDES: u64 = 3 << 29;
+
+/// Bytes that can be had without swapping, and that this process may map; `None` where the system does not say.
 #[must_use]
 pub(crate) fn free() -> Option<u64> {
-    fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text))
+    let there = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text))?;
+    Some(room().map_or(there, |room| room.min(there)))
+}
+
+/// Bytes that this process may map for caches, where it has a limit.
+fn room() -> Option<u64> {
+    limits::room().map(|room| room.saturating_sub(BESIDES))
+}
+
+/// What to do where `most` bytes are too little, of what [`free`] says: this process's own limit is named where that is the reason, and
+/// else what `raise` says; or what `less` says.
+#[must_use]
+pub(crate) fn remedy(most: u64, raise: &str, less: &str) -> String {
+    match room() {
+        Some(room) if room / 2 <= most => {
+            format!("let this process have more address space (ulimit -v), or {less}")
+        }
+        _ => format!("{raise}{less}"),
+    }
 }
 
 /// Bytes that `/proc/meminfo` says are available.

@@ -338,6 +338,8 @@ fn what_cannot_be_has_its_exit_code() {
         ("--backend mock,preset=nothing", 2, "no preset is named \"nothing\""),
         ("--backend mock,nonsense=1", 2, "unknown option \"nonsense\""),
         ("--backend mock,nonsense", 2, "\"nonsense\" is not name=value"),
+        ("--backend mock,,,", 2, "an option is empty (options_from=--backend)"),
+        ("--backend mock,seed=1,", 2, "no comma before the first or after the last"),
         ("--backend mock,seed=1,preset=rc,seed=2", 2, "option \"seed\" is given twice"),
         ("--requests 0", 2, "'--requests <REQUESTS>': give 1 to 1000000; see kvx demo --help"),
         ("--max-tokens 0", 2, "'--max-tokens <N>': give 1 or more; see kvx demo --help"),
@@ -364,4 +366,28 @@ fn options_behind_the_name_in_the_environment_are_told_their_place() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("KVX_BACKEND=mock KVX_BACKEND_OPTIONS=seed=1,preset=rc"), "{said}");
+}
+
+/// Options of the environment are for the backend that it names: another one that the command names has none of them.
+#[test]
+fn options_of_the_environment_do_not_reach_another_backend() {
+    let run = |name: &str, options: &str, backend: &str| {
+        let mut program = command(&format!("demo {SMALL} {backend}"));
+        let output =
+            program.env("KVX_BACKEND", name).env("KVX_BACKEND_OPTIONS", options).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run("ucx", "tls=tcp", "--backend mock").0, Some(0));
+    for backend in ["", "--backend mock"] {
+        let (code, said) = run("mock", "tls=tcp", backend);
+        assert!(
+            code == Some(2) && said.contains("mend the options in KVX_BACKEND_OPTIONS"),
+            "{said}"
+        );
+    }
+    let (code, said) = run("", "seed=1", "--backend mock");
+    assert!(
+        code == Some(2) && said.contains("set KVX_BACKEND beside KVX_BACKEND_OPTIONS"),
+        "{said}"
+    );
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::common::{json, kvx};
+use crate::common::{command, json, kvx};
 
 /// A directory with these files, of this test's own.
 fn tree(name: &str, files: &[(&str, &str)]) -> PathBuf {
@@ -260,4 +260,28 @@ fn ports_and_keys_are_looked_at_where_they_are_named() {
     look(&format!("--key {file}"), 1).has("key", "failure", &[&file, "make a key"]);
     let run = kvx(&format!("doctor --key {file}"));
     assert!(run.code == 1 && run.stdout.contains("FAILURE") && run.stdout.contains("1 failure"));
+}
+
+/// The backend that the environment names is the one that is used: it is looked at with its options, and what is wrong with it is a
+/// failure, as it was asked for.
+#[cfg(feature = "mock")]
+#[test]
+fn the_backend_that_the_environment_names_is_looked_at() {
+    let look = |name: &str, options: &str, code: i32| {
+        let mut program = command("--json doctor");
+        let output =
+            program.env("KVX_BACKEND", name).env("KVX_BACKEND_OPTIONS", options).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{name} {options}: {output:?}");
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = said["checks"].as_array().unwrap().iter();
+        assert_eq!(checks.filter(|finding| finding["check"] == "backend").count(), 1, "{said:#}");
+        Said(said)
+    };
+    look("mock", "", 0).has("backend", "ok", &["mock, named by KVX_BACKEND"]);
+    look("mock", "preset=efa,seed=77", 0).has("backend", "ok", &["KVX_BACKEND", "77"]);
+    let wrong = ["mock", "nonsense", "mend the options in KVX_BACKEND_OPTIONS"];
+    look("mock", "nonsense=1", 1).has("backend", "failure", &wrong);
+    look("mock", "seed=1,", 1).has("backend", "failure", &["empty", "KVX_BACKEND_OPTIONS"]);
+    look("nothing", "", 1).has("backend", "failure", &["nothing", "named_by=KVX_BACKEND"]);
+    look("", "seed=1", 1).has("backend", "failure", &["set KVX_BACKEND beside"]);
 }

@@ -13,6 +13,9 @@ mod doctor;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 #[cfg(test)]
 mod ends;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[cfg(test)]
+mod limits;
 #[cfg(test)]
 mod plan_figures;
 #[cfg(test)]

@@ -92,8 +92,9 @@ async fn meet(consumer: &Rank, producer: &Rank) -> Result<(PeerId, PeerId)> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     // The mock is never chosen unasked: KVX_BACKEND names another.
-    let mut policy = Policy::from_env()?;
-    policy.name.get_or_insert_with(|| "mock".to_owned());
+    let policy = Policy::from_env()?;
+    let mock = policy.environment.is_none().then_some("mock");
+    let policy = policy.with_name(mock);
     let choice = choose(&policy, None)?;
     println!("backend {choice}");
 

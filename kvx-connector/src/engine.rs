@@ -293,7 +293,7 @@ impl Engine {
         }
         if range.start > range.end || range.end > ticket.tokens {
             return Err(Error::misuse(operation, "the range is not inside of what is leased")
-                .with_context("range", format!("{range:?}"))
+                .with_context("range", format_args!("{}..{}", range.start, range.end))
                 .with_context("tokens", ticket.tokens));
         }
         let kept = self.take(operation, uses, tables, range.clone())?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kvx_core::backend::TransferBackend;
 use kvx_core::config::BackendConfig;
-use kvx_core::registry::{Probe, Registration};
+use kvx_core::registry::{Apart, Probe, Registration};
 use kvx_core::{Error, ErrorKind, Result};
 
 mod choice;
@@ -191,6 +191,11 @@ fn choose_named(
 /// What to do about a name that no backend has.
 fn remedy_of_name(name: &str, reason: ChoiceReason) -> String {
     match (name.split_once(','), reason) {
+        (Some((name, options)), ChoiceReason::Environment)
+            if options.chars().all(|char| char == ',' || char.is_whitespace()) =>
+        {
+            format!("drop the comma: {}={}", policy::NAME, name.trim())
+        }
         (Some((name, options)), ChoiceReason::Environment) => {
             let (name, options) = (name.trim(), options.trim());
             format!(
@@ -232,16 +237,28 @@ fn refusal(
             advised(error(format!("it cannot be used here: {reason}")), remedy)
         }
         Verdict::BadOptions { reason, remedy } => {
-            advised(error(reason).with_kind(ErrorKind::Config), remedy)
+            let error = error(reason).with_kind(ErrorKind::Config);
+            match policy.options.origin() {
+                // Whoever reads this may know nothing of a variable that somebody else has set.
+                Some(origin) => {
+                    let remedy = remedy.map_or_else(String::new, |remedy| format!(": {remedy}"));
+                    error
+                        .with_context("options_from", origin)
+                        .with_remedy(format!("mend the options in {origin}{remedy}"))
+                }
+                None => advised(error, remedy),
+            }
         }
         Verdict::NotAllowed => error("it was asked for, but the policy forbids it".into())
             .with_context("allowed", list(policy.allow.iter().flatten()))
             .with_remedy("allow it, or name another"),
-        Verdict::PeerElsewhere { here, there } => {
-            error("it was asked for, but the peer is at another place".into())
+        Verdict::PeerElsewhere { here, there, why, remedy } => {
+            let why = why.unwrap_or_else(|| "the peer is at another place".into());
+            let remedy = remedy.unwrap_or_else(|| "name a backend that reaches other hosts".into());
+            error(format!("it was asked for, but {why}"))
                 .with_context("here", here)
                 .with_context("there", there)
-                .with_remedy("name a backend that reaches other hosts")
+                .with_remedy(remedy)
         }
         _ => error("it was asked for, but the peer does not have it".into())
             .with_context("peer", list(peer.unwrap_or_default()))
@@ -307,12 +324,15 @@ fn name_and_place(offer: &str) -> (&str, Option<&str>) {
 }
 
 /// Whether it reaches the other side, as far as both say where they are.
-fn meets(name: &str, here: Option<&str>, peer: Option<&[&str]>) -> Result<(), Verdict> {
+fn meets(one: &Registration, here: Option<&str>, peer: Option<&[&str]>) -> Result<(), Verdict> {
     let mut offers = peer.unwrap_or_default().iter().map(|offer| name_and_place(offer));
-    let there = offers.find(|(offered, _)| *offered == name).and_then(|(_, there)| there);
+    let there = offers.find(|(offered, _)| *offered == one.name).and_then(|(_, there)| there);
     match (here, there) {
         (Some(here), Some(there)) if here != there => {
-            Err(Verdict::PeerElsewhere { here: here.to_owned(), there: there.to_owned() })
+            let apart = one.apart.and_then(|apart| apart(here, there));
+            let (why, remedy) = apart.map(|Apart { why, remedy }| (why, remedy)).unzip();
+            let (here, there) = (here.to_owned(), there.to_owned());
+            Err(Verdict::PeerElsewhere { here, there, why, remedy })
         }
         _ => Ok(()),
     }
@@ -333,7 +353,7 @@ fn found(
     match (one.probe)(options) {
         Probe::Available { detail, capabilities } => {
             let place = capabilities.place;
-            meets(one.name, place.as_deref(), peer)?;
+            meets(one, place.as_deref(), peer)?;
             Ok(Found { detail, place })
         }
         Probe::Unavailable { reason, remedy } => Err(Verdict::Unavailable { reason, remedy }),
@@ -355,12 +375,20 @@ fn none_usable(
     judged: Vec<(&'static Registration, std::result::Result<Usable, Verdict>)>,
 ) -> Error {
     let unasked = judged.iter().any(|(_, found)| matches!(found, Err(Verdict::NeverUnasked)));
+    let together = judged.iter().find_map(|(_, found)| match found {
+        Err(Verdict::PeerElsewhere { remedy, .. }) => remedy.clone(),
+        _ => None,
+    });
     let remedy = if judged.is_empty() {
-        "build with the feature of a backend"
+        "build with the feature of a backend".to_owned()
+    } else if let Some(together) = together {
+        // That one is available, on both sides.
+        format!("{together}: kvx backends says what the others lack")
     } else if unasked {
         "name a backend, for example with KVX_BACKEND, or make another one available: kvx backends"
+            .to_owned()
     } else {
-        "make one of them available: kvx backends"
+        "make one of them available: kvx backends".to_owned()
     };
     let error = Error::unsupported("choose", "no backend can be used").with_remedy(remedy);
     judged

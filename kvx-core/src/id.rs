@@ -90,13 +90,16 @@ macro_rules! generation_checked {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}v{}", self.slot, self.generation)
+                match self.generation {
+                    0 => write!(f, "{}", self.slot),
+                    generation => write!(f, "{} in generation {generation}", self.slot),
+                }
             }
         }
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "({})"), self)
+                write!(f, concat!(stringify!($name), "({}v{})"), self.slot, self.generation)
             }
         }
     };

@@ -9,6 +9,7 @@ pub mod facts;
 pub mod handshake;
 pub mod id;
 pub mod layout;
+pub mod limits;
 pub mod memory;
 pub mod plan;
 pub mod port;

@@ -27,6 +27,18 @@ pub struct Registration {
     pub probe: fn(&BackendConfig) -> Probe,
     /// What opens it.
     pub opener: &'static dyn Opener,
+    /// In what two [places](crate::capability::Capabilities::place) differ, this side's and a peer's, for people. `None` of a backend that
+    /// has no place; it gives `None` of a place that it cannot read.
+    pub apart: Option<fn(here: &str, there: &str) -> Option<Apart>>,
+}
+
+/// What keeps two sides apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Apart {
+    /// In what they differ, and why that matters.
+    pub why: String,
+    /// How to bring them together.
+    pub remedy: String,
 }
 
 impl fmt::Debug for Registration {
@@ -144,6 +156,23 @@ macro_rules! register_backend {
         probe: $probe:expr,
         opener: $opener:expr $(,)?
     ) => {
+        $crate::register_backend! {
+            name: $name,
+            about: $about,
+            rank: $rank,
+            probe: $probe,
+            opener: $opener,
+            apart: None,
+        }
+    };
+    (
+        name: $name:expr,
+        about: $about:expr,
+        rank: $rank:expr,
+        probe: $probe:expr,
+        opener: $opener:expr,
+        apart: $apart:expr $(,)?
+    ) => {
         /// This backend's entry in the registry. Name it (`let _ = &REGISTRATION;` will do) in any program that wants the
         /// backend, or the linker drops the crate.
         pub static REGISTRATION: $crate::registry::Registration = $crate::registry::Registration {
@@ -152,6 +181,7 @@ macro_rules! register_backend {
             rank: $rank,
             probe: $probe,
             opener: &$opener,
+            apart: $apart,
         };
         $crate::registry::inventory::submit! {
             $crate::registry::Submitted(&REGISTRATION)
@@ -217,7 +247,7 @@ mod tests {
     }
 
     const fn entry(name: &'static str, about: &'static str) -> Registration {
-        Registration { name, about, rank: None, probe, opener: &Never }
+        Registration { name, about, rank: None, probe, opener: &Never, apart: None }
     }
 
     static A: Registration = entry("a", "first");

@@ -70,8 +70,7 @@ pub(crate) fn open_backend(
     let (policy, choice) = py
         .detach(|| {
             let mut policy = Policy::from_env()?.with_name(name);
-            if !options.is_empty() || policy.name.is_some() {
-                // What the environment says is for the backend that the environment names.
+            if !options.is_empty() {
                 policy.options = options.into_iter().collect();
             }
             let choice = kvx_connector::choose(&policy, None)?;

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use kvx_core::backend::Outcome;
 use kvx_core::capability::Capabilities;
 use kvx_core::id::{Incarnation, PeerId};
+use kvx_core::limits::Wanted;
 use kvx_core::{Error, Result, limit_remedy};
 use rustix::event::{EventfdFlags, epoll};
 
 use crate::config::{Options, Users};
 use crate::door::Porch;
-use crate::error::{BACKEND, closed, down, system};
+use crate::error::{BACKEND, closed, denied, down, system};
 use crate::handshake::Hand;
 use crate::host::{self, Host};
 use crate::link::{Mine, OwnTable};
@@ -417,7 +418,7 @@ pub(crate) fn start(
             }
             life(own);
         })
-        .map_err(|error| system("open", "a thread cannot be started", error))?;
+        .map_err(|error| denied("open", "a thread cannot be started", error, Wanted::Thread))?;
     shared.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
     Ok(())
 }

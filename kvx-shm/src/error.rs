@@ -1,7 +1,8 @@
 //! The errors of this fabric, each made in one place.
 
-use std::fmt;
+use std::{fmt, io};
 
+use kvx_core::limits::{self, Wanted};
 use kvx_core::{Error, ErrorKind, Retry};
 
 /// The name under which the backend is registered.
@@ -53,10 +54,20 @@ pub(crate) fn refused(operation: &'static str, reason: impl Into<String>) -> Err
     Error::peer(operation, reason.into()).with_backend(BACKEND)
 }
 
-/// The operating system refused.
-pub(crate) fn system(operation: &'static str, what: &'static str, error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Resources, operation, what)
+/// The operating system refused a descriptor, or a message. The largest thing with one is a connection's ring.
+pub(crate) fn system(operation: &'static str, what: &'static str, error: io::Error) -> Error {
+    denied(operation, what, error, Wanted::Shared(crate::link::RING as u64))
+}
+
+/// The operating system refused what was wanted of it.
+pub(crate) fn denied(
+    operation: &'static str,
+    what: &'static str,
+    error: io::Error,
+    wanted: Wanted,
+) -> Error {
+    let told = Error::new(ErrorKind::Resources, operation, what)
         .with_backend(BACKEND)
-        .with_native(error.raw_os_error().unwrap_or(0).into())
-        .with_source(error)
+        .with_native(error.raw_os_error().unwrap_or(0).into());
+    limits::explain(told, error, wanted)
 }

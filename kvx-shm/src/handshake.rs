@@ -21,6 +21,16 @@ pub(crate) enum Step {
     Completion = 3,
 }
 
+impl Step {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Offer => "an offer",
+            Self::Reply => "a reply",
+            Self::Completion => "a completion",
+        }
+    }
+}
+
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hand {
@@ -73,7 +83,7 @@ impl Hand {
         }
         Self::fields(&mut from, expected).ok_or_else(|| {
             malformed(operation, "a message of another step of the handshake")
-                .with_context("expected", format!("{expected:?}"))
+                .with_context("expected", expected.words())
         })
     }
 

@@ -4,6 +4,7 @@
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
+use kvx_core::registry::Apart;
 use kvx_core::{Error, Result};
 
 use crate::bytes::{Reader, Writer};
@@ -84,25 +85,53 @@ impl Host {
     ///
     /// [`kvx_core::ErrorKind::Unsupported`], with what differs, both values, and what to do about it.
     pub(crate) fn meets(&self, operation: &'static str, peer: &Self) -> Result<()> {
-        if self.boot != peer.boot {
-            let boots = (("this side", hex(&self.boot)), ("the peer", hex(&peer.boot)));
-            return Err(Error::mismatch_between(operation, "host (boot id)", boots.0, boots.1)
+        let differ = |apart: Apart, here: String, there: String| {
+            Err(Error::unsupported(operation, apart.why)
                 .with_backend(BACKEND)
-                .with_remedy("use a backend that reaches other hosts"));
+                .with_context("here", here)
+                .with_context("there", there)
+                .with_remedy(apart.remedy))
+        };
+        if self.boot != peer.boot {
+            return differ(other_host(), hex(&self.boot), hex(&peer.boot));
         }
         if self.network != peer.network {
-            let both = (("this side", self.network), ("the peer", peer.network));
-            return Err(Error::mismatch_between(operation, "network namespace", both.0, both.1)
-                .with_backend(BACKEND)
-                .with_remedy(
-                    "run both in one network namespace: one pod, `docker run --network container:NAME`, or the host's",
-                ));
+            return differ(other_network(), self.network.to_string(), peer.network.to_string());
         }
         Ok(())
     }
 
     pub(crate) fn sees_processes_of(&self, peer: &Self) -> bool {
         self.processes == peer.processes
+    }
+}
+
+/// In what two [places](Host::place) differ.
+pub(crate) fn apart(here: &str, there: &str) -> Option<Apart> {
+    let ((boot, network), (boot_there, network_there)) =
+        (here.split_once('/')?, there.split_once('/')?);
+    match (boot == boot_there, network == network_there) {
+        (false, _) => Some(other_host()),
+        (true, false) => Some(other_network()),
+        (true, true) => None,
+    }
+}
+
+fn other_host() -> Apart {
+    Apart {
+        why: "the two sides are on different hosts (their boot ids differ), which share no memory".into(),
+        remedy: "use a backend that reaches other hosts, such as ucx, on both sides".into(),
+    }
+}
+
+fn other_network() -> Apart {
+    Apart {
+        why: "the two sides are in different network namespaces (containers that share no network), where neither finds the other's \
+              socket"
+            .into(),
+        remedy: "run both in one network namespace (one pod; docker: --network container:NAME; for both the host's: --network host, \
+                 hostNetwork: true), or use another backend, such as ucx over TCP, on both sides"
+            .into(),
     }
 }
 
@@ -119,7 +148,9 @@ impl Reach {
     pub(crate) fn find(here: &Host, there: &Host, pid: i32, probe: Probe) -> Self {
         if !here.sees_processes_of(there) {
             return Self::No(format!(
-                "the two sides share no PID namespace ({} here, {} there); share it, or allocate the memory with kvx",
+                "the two sides are in different PID namespaces (containers that do not see each other's processes), where neither may read \
+                 the other's memory (here {}, there {}); run both in one (Kubernetes: shareProcessNamespace: true; docker: --pid \
+                 container:NAME, or --pid host for both), or allocate the memory with kvx (kvx_shm::SharedMemory)",
                 here.processes, there.processes
             ));
         }
@@ -201,14 +232,24 @@ mod tests {
         assert!(error.to_string().contains(&"09".repeat(16)), "{error}");
         let apart = Host { network: Namespace(1, 4711), ..here };
         let error = here.meets("accept", &apart).unwrap_err();
-        assert!(error.to_string().contains("network namespace"), "{error}");
-        assert!(error.to_string().contains("the peer has 4711"), "{error}");
-        assert!(error.remedy().is_some());
+        assert!(error.to_string().contains("containers that share no network"), "{error}");
+        assert!(error.to_string().contains("there=4711"), "{error}");
+        assert!(error.remedy().unwrap().contains("--network container:NAME"), "{error}");
+        // Whoever compares places says the same, and of what is no place nothing.
+        for (other, meets) in [(here, true), (elsewhere, false), (apart, false)] {
+            let said = super::apart(&here.place(), &other.place());
+            let told = here.meets("accept", &other);
+            assert_eq!((said.is_none(), told.is_ok()), (meets, meets));
+            assert_eq!(said.map(|said| said.why).as_deref(), told.as_ref().err().map(Error::message));
+        }
+        assert_eq!(super::apart(&here.place(), "anywhere"), None);
         let unseen = Host { processes: Namespace(1, 4711), ..here };
         here.meets("accept", &unseen).unwrap();
         let probe = Probe { address: 0, value: 0 };
         let Reach::No(why) = Reach::find(&here, &unseen, 1, probe) else { panic!("reached") };
-        assert!(why.contains("PID namespace") && why.contains("4711"), "{why}");
+        for words in ["different PID namespaces", "containers", "there 4711", "shareProcessNamespace"] {
+            assert!(why.contains(words), "{words}: {why}");
+        }
     }
 
     /// Against the kernel's documentation of Yama: 1 and 2 do not hold for those who have the capability, 3 holds for all, and

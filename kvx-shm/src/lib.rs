@@ -45,13 +45,14 @@ linux! {
     pub use sys::limit;
 
     use config::Open;
+    use host::apart;
     use probe::probe;
 }
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 mod elsewhere;
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-use elsewhere::{Open, probe};
+use elsewhere::{Open, apart, probe};
 
 kvx_core::register_backend! {
     name: "shm",
@@ -59,4 +60,5 @@ kvx_core::register_backend! {
     rank: Some(10),
     probe: probe,
     opener: Open,
+    apart: Some(apart),
 }

@@ -2,6 +2,7 @@
 
 use kvx_core::capability::{Capabilities, Ordering, Revoke};
 use kvx_core::config::BackendConfig;
+use kvx_core::limits::{self, Wanted};
 use kvx_core::registry::Probe;
 
 use crate::config::{Options, Tracer};
@@ -24,6 +25,9 @@ const _: () = assert!(
     BATCH as usize * (24 + 16 + 32) + NOTIFICATION as usize + 64 <= crate::link::RING / 2,
     "the largest record does not fit"
 );
+
+/// The oldest that has all that it needs: `memfd_create` with `F_SEAL_FUTURE_WRITE` came with 5.1, `pidfd_open` with 5.3.
+const LINUX: &str = "Linux 5.3 or later";
 
 pub(crate) fn capabilities(host: &Host) -> Capabilities {
     let mut can = Capabilities::none();
@@ -60,20 +64,24 @@ pub(crate) fn probe(config: &BackendConfig) -> Probe {
             return unavailable(why, "mount /proc");
         }
     };
+    let refused = |what: &str, error: &std::io::Error, otherwise: &str| {
+        let remedy = limits::remedy(error, Wanted::Shared(1));
+        unavailable(format!("{what}: {error}"), remedy.as_deref().unwrap_or(otherwise))
+    };
     if let Err(error) = Own::new("kvx-shm-probe", 1, Pages::Normal, |_, _| Ok(())) {
-        return unavailable(
-            format!("memory cannot be made and sealed: {error}"),
-            "use Linux 5.1 or later, and allow memfd_create and fcntl(F_ADD_SEALS) in seccomp filters",
-        );
+        let otherwise =
+            format!("use {LINUX}, and allow memfd_create and fcntl(F_ADD_SEALS) in seccomp filters");
+        return refused("memory cannot be made and sealed", &error, &otherwise);
     }
     let name = format!("kvx-shm-probe-{}", std::process::id());
     if let Err(error) = socket::listen(name.as_bytes())
         && error.kind() != std::io::ErrorKind::AddrInUse
     {
-        return unavailable(
-            format!("no Unix socket can be had: {error}"),
-            "raise the limit on open files (ulimit -n)",
-        );
+        return refused("no Unix socket can be had", &error, "allow Unix sockets in seccomp filters");
+    }
+    if let Err(error) = socket::sees_processes() {
+        let otherwise = format!("use {LINUX}, and allow pidfd_open in seccomp filters");
+        return refused("the end of another process cannot be seen", &error, &otherwise);
     }
     let borrowed = borrowed(vm::ptrace_scope(), vm::has_ptrace_capability(), options.ptracer);
     let detail = format!("one host; borrowed memory {borrowed}; {}", huge_pages());
@@ -129,6 +137,17 @@ mod tests {
             let said = borrowed(scope, capable, ptracer);
             assert!(said.contains(says), "{scope:?} {capable} {ptracer:?}: {said}");
             assert_eq!(said.contains("ptrace_scope"), said != "by process_vm_readv", "{said}");
+        }
+    }
+
+    /// What is said where it cannot be used is what the documents say.
+    #[test]
+    fn documents_name_the_same_system() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        for (document, in_a_table) in [("README.md", false), ("../docs/shm.md", true)] {
+            let text = std::fs::read_to_string(folder.join(document)).unwrap();
+            let named = if in_a_table { LINUX.replace(" or later", ", 64 bits") } else { LINUX.into() };
+            assert!(text.contains(&named), "{document} does not name {named}");
         }
     }
 

@@ -6,10 +6,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use kvx_core::limits::Wanted;
 use kvx_core::memory::Region;
 use kvx_core::{Error, Result};
 
-use crate::error::{BACKEND, system};
+use crate::error::{BACKEND, denied};
 use crate::sys::memfd::{Own, Pages};
 use crate::sys::numa;
 
@@ -24,6 +25,16 @@ pub enum HugePages {
     Try,
     /// From the pool of huge pages (`vm.nr_hugepages`), or the allocation fails.
     Require,
+}
+
+impl fmt::Display for HugePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "never",
+            Self::Try => "try",
+            Self::Require => "require",
+        })
+    }
 }
 
 /// Reads `never`, `try` or `require`.
@@ -131,10 +142,10 @@ impl SharedMemory {
             }
         }
         let error = failed.unwrap_or_else(|| std::io::ErrorKind::OutOfMemory.into());
-        let error = system("shared_memory", "the memory cannot be had", error)
+        let error = denied("shared_memory", "the memory cannot be had", error, Wanted::Shared(bytes))
             .with_context("bytes", bytes)
-            .with_context("huge_pages", format!("{:?}", placement.huge_pages));
-        // Of a limit on descriptors or files it says so already.
+            .with_context("huge_pages", placement.huge_pages);
+        // Where it has met a limit of this process's it says so already.
         if error.remedy().is_some() {
             return Err(error);
         }
@@ -145,7 +156,8 @@ impl SharedMemory {
             (HugePages::Require, _) => error.with_remedy(
                 "make the pool of huge pages larger (sysctl vm.nr_hugepages), or try them only",
             ),
-            _ => error.with_remedy("free memory, or raise the limit of this control group"),
+            // Limits of control groups end processes that use the memory, and refuse none.
+            _ => error.with_remedy("ask for less, or free memory"),
         })
     }
 
@@ -263,6 +275,7 @@ mod tests {
         let nowhere = Placement::new().with_node(900);
         let error = SharedMemory::placed(4096, &nowhere).unwrap_err();
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("node")), "{error}");
+        assert!(error.to_string().contains("huge_pages=never"), "as people write it: {error}");
         let some = Placement::new().with_huge_pages(HugePages::Try);
         let memory = SharedMemory::placed(4096, &some).unwrap();
         assert!(["transparent", "huge"].contains(&memory.pages()));

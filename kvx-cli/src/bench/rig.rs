@@ -364,7 +364,11 @@ fn refuse_more_than_memory<'a>(layouts: impl Iterator<Item = &'a RankLayout>) ->
             Err(Error::new(ErrorKind::Resources, "bench", "there is too little memory")
                 .with_context("needed", size::bytes(needed))
                 .with_context("free", size::bytes(free))
-                .with_remedy("give fewer --tokens, smaller pools (blocks=N), or a smaller --model"))
+                .with_remedy(memory::remedy(
+                    free,
+                    "",
+                    "give fewer --tokens, smaller pools (blocks=N), or a smaller --model",
+                )))
         }
         _ => Ok(()),
     }

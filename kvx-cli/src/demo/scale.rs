@@ -114,9 +114,11 @@ impl Scale {
         .with_context("layers", smallest.num_layers())
         .with_context("producer blocks", pools.blocks[0])
         .with_context("consumer blocks", pools.blocks[1])
-        .with_remedy(
-            "raise --memory, give fewer blocks= or a lower --in-flight, or cut prompts with --max-tokens",
-        ))
+        .with_remedy(memory::remedy(
+            budget.memory,
+            "raise --memory, ",
+            "give fewer blocks= or a lower --in-flight, or cut prompts with --max-tokens",
+        )))
     }
 
     fn of(from: &ModelGeometry, to: ModelGeometry, needed: Needed, full: u64, load: Load) -> Self {

@@ -7,6 +7,8 @@ mod system;
 
 use std::path::Path;
 
+use kvx_connector::{Policy, Verdict};
+use kvx_core::Error;
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
 use serde::Serialize;
@@ -102,8 +104,44 @@ fn print(
     ))
 }
 
-/// What the backends' own probes say.
+/// What the backends' own probes say: that of the one that the environment names, with its options, or of all.
 fn backends() -> Result<Vec<Finding>, Failure> {
+    Ok(match Policy::from_env() {
+        Ok(policy) if policy.environment.is_some() => vec![named(&policy)],
+        Ok(_) => all()?,
+        // Nothing that reads it would run.
+        Err(error) => vec![refused(&error)],
+    })
+}
+
+/// The backend that `KVX_BACKEND` names: every command uses it that is not given another.
+fn named(policy: &Policy) -> Finding {
+    match kvx_connector::choose(policy, None) {
+        Ok(choice) => {
+            let others = choice.considered.iter().filter(|one| one.verdict == Verdict::NotNamed);
+            let others: Vec<&str> = others.map(|other| other.name).collect();
+            let (name, detail) = (choice.registration.name, &choice.detail);
+            let unused = match others.is_empty() {
+                true => String::new(),
+                false => format!("; not used: {}", others.join(", ")),
+            };
+            Finding::ok("backend", format!("{name}, {}: {detail}{unused}", choice.reason))
+        }
+        Err(error) => refused(&error),
+    }
+}
+
+fn refused(error: &Error) -> Finding {
+    let facts = error.context().iter().map(|(name, value)| format!("{name}={value}"));
+    let facts: Vec<String> = facts.collect();
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+    let name = error.backend().map_or_else(String::new, |name| format!("{name}: "));
+    let remedy = error.remedy().unwrap_or("see kvx backends, or unset KVX_BACKEND");
+    Finding::failure("backend", format!("{name}{}{facts}", error.message()), remedy)
+}
+
+/// What can be used where none is named.
+fn all() -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
     let mut usable = Vec::new();
     for registration in kvx_connector::backends()? {

@@ -10,6 +10,7 @@ use kvx_connector::control::{
 };
 use kvx_core::card::{Address, EngineName};
 use kvx_core::id::Incarnation;
+use kvx_core::limits::{self, Wanted};
 use kvx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -49,8 +50,8 @@ impl Door {
                 .name("kvx-door".into())
                 .spawn(move || wait(&control, &sender, &stop))
                 .map_err(|source| {
-                    Error::new(ErrorKind::Resources, "serve", "no thread to be had")
-                        .with_source(source)
+                    let error = Error::new(ErrorKind::Resources, "serve", "no thread to be had");
+                    limits::explain(error, source, Wanted::Thread)
                 })?
         };
         Ok(Self { control, events, stop, thread: Some(thread) })

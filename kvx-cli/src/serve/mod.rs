@@ -196,7 +196,7 @@ fn layouts(
         return Err(Error::new(ErrorKind::Resources, "serve", "the pool does not fit into memory")
             .with_context("needed", crate::size::bytes(bytes))
             .with_context("free", crate::size::bytes(free))
-            .with_remedy("give fewer --pool-tokens or --layers"));
+            .with_remedy(crate::memory::remedy(free, "", "give fewer --pool-tokens or --layers")));
     }
     Ok(layouts)
 }

@@ -64,6 +64,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvx_core::card::{Address, EngineName, Host};
+use kvx_core::limits::{self, Wanted};
 use kvx_core::{Error, ErrorKind, Result, Retry};
 
 mod config;
@@ -163,13 +164,14 @@ impl Control {
                 "the control channel has no key: whoever reaches it is taken for an engine"
             );
         }
-        let io = |what: &'static str| {
+        let refused = |what: &'static str, wanted| {
             move |source: std::io::Error| {
-                Error::new(ErrorKind::Resources, "control", what)
-                    .with_native(source.raw_os_error().unwrap_or(0).into())
-                    .with_source(source)
+                let error = Error::new(ErrorKind::Resources, "control", what)
+                    .with_native(source.raw_os_error().unwrap_or(0).into());
+                limits::explain(error, source, wanted)
             }
         };
+        let io = |what| refused(what, Wanted::Descriptor);
         let poll = mio::Poll::new().map_err(io("no descriptor to wait on"))?;
         let waker = mio::Waker::new(poll.registry(), worker::WAKER)
             .map_err(io("no descriptor to be woken by"))?;
@@ -178,7 +180,7 @@ impl Control {
         let thread = std::thread::Builder::new()
             .name("kvx-control".into())
             .spawn(move || worker.run())
-            .map_err(io("no thread to be had"))?;
+            .map_err(refused("no thread to be had", Wanted::Thread))?;
         Ok(Self { shared, resolver, thread: Some(thread) })
     }
 

@@ -136,8 +136,8 @@ pub fn digest(extent: Extent<'_>, rows: &[Rows], grain: u64) -> Result<BTreeMap<
         if one.heads.start < held.start || one.heads.end > held.end || one.heads.is_empty() {
             return Err(Error::misuse(OPERATION, "the rank does not have these heads")
                 .with_context("tensor", one.key)
-                .with_context("heads", format!("{:?}", one.heads))
-                .with_context("held", format!("{held:?}")));
+                .with_context("heads", format_args!("{}..{}", one.heads.start, one.heads.end))
+                .with_context("held", format_args!("{}..{}", held.start, held.end)));
         }
         Walk { extent, tensor, rows: one, grain }.add(&mut buckets, &mut buffer)?;
     }

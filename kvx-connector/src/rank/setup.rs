@@ -103,8 +103,8 @@ pub(super) fn check_regions(layout: &RankLayout, regions: &[Region]) -> Result<(
                 "a region is smaller than its layout says, or of another kind",
             )
             .with_context("region", index)
-            .with_context("layout", format!("{} bytes of {:?}", spec.bytes, spec.memory))
-            .with_context("memory", format!("{} bytes of {:?}", region.bytes(), region.kind())));
+            .with_context("layout", format!("{} bytes of {}", spec.bytes, spec.memory))
+            .with_context("memory", format!("{} bytes of {}", region.bytes(), region.kind())));
         }
     }
     Ok(())

@@ -91,6 +91,10 @@ pub enum Verdict {
         here: String,
         /// The other side's.
         there: String,
+        /// In what they differ, where the backend says so.
+        why: Option<String>,
+        /// How to bring the two together, likewise.
+        remedy: Option<String>,
     },
     /// It was named with options that are wrong.
     BadOptions {
@@ -121,8 +125,11 @@ impl fmt::Display for Verdict {
             Self::NeverUnasked => f.write_str("never chosen unasked"),
             Self::NotAllowed => f.write_str("not allowed by the policy"),
             Self::PeerLacksIt => f.write_str("the peer does not have it"),
-            Self::PeerElsewhere { here, there } => {
+            Self::PeerElsewhere { here, there, why: None, .. } => {
                 write!(f, "the peer is elsewhere: at {there}, not at {here}")
+            }
+            Self::PeerElsewhere { here, there, why: Some(why), .. } => {
+                write!(f, "{why} (here {here}, there {there})")
             }
             Self::BadOptions { reason, remedy: None } => write!(f, "wrong options: {reason}"),
             Self::BadOptions { reason, remedy: Some(remedy) } => {

@@ -48,20 +48,53 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config) when a variable is not Unicode, or the options are not `name=value,name=value`.
+    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config) when a variable is not Unicode, the options are not `name=value,name=value`, or
+    /// there are options but no backend for which they are.
     pub fn from_env() -> Result<Self> {
-        Ok(Self {
-            environment: variable(NAME)?,
-            options: variable(OPTIONS)?.map_or_else(|| Ok(BackendConfig::new()), |o| o.parse())?,
-            ..Self::default()
-        })
+        Self::of(variable(NAME)?, variable(OPTIONS)?.as_deref())
     }
 
-    /// The same policy, with a backend that the program names, if it does.
+    /// What variables of this content say.
+    pub(super) fn of(name: Option<String>, options: Option<&str>) -> Result<Self> {
+        let read = |text| BackendConfig::read_from(OPTIONS, text);
+        let options = options.map_or_else(|| Ok(BackendConfig::new()), read)?;
+        if name.is_none() && options.origin().is_some() {
+            let whose = format!("{OPTIONS} is set, and {NAME} does not say for which backend");
+            return Err(Error::config("policy", whose).with_remedy(format!(
+                "set {NAME} beside {OPTIONS}, or give the options where you name the backend"
+            )));
+        }
+        Ok(Self { environment: name, options, ..Self::default() })
+    }
+
+    /// The same policy, with a backend that the program names, if it does. Options of the environment are for the backend that the
+    /// environment names: for another one they do not count.
     #[must_use]
     pub fn with_name(mut self, name: Option<impl Into<String>>) -> Self {
         self.name = name.map(Into::into);
+        let another = self.name.is_some() && self.name != self.environment;
+        if another && self.options.origin() == Some(OPTIONS) {
+            self.options = BackendConfig::new();
+        }
         self
+    }
+
+    /// The same policy, with what a person has written: `NAME`, or `NAME,OPTION=VALUE,...`. Without options, those of the environment
+    /// count if it names the same backend. `origin` is where it was written, for messages.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](kvx_core::ErrorKind::Config), as for [`BackendConfig::read_from`].
+    pub fn with_text(self, origin: &'static str, text: &str) -> Result<Self> {
+        let (name, options) = match text.split_once(',') {
+            Some((name, options)) => (name, Some(options)),
+            None => (text, None),
+        };
+        let mut policy = self.with_name(Some(name.trim()));
+        if let Some(options) = options {
+            policy.options = BackendConfig::read_from(origin, options)?;
+        }
+        Ok(policy)
     }
 
     /// Whether a connection may run over what it runs over.

@@ -3,6 +3,7 @@ use proptest::sample::Index;
 
 use super::*;
 use kvx_core::backend::PeerInfo;
+use kvx_core::registry::Apart;
 
 struct Refuses;
 
@@ -31,7 +32,7 @@ const fn entry(
     rank: Option<u32>,
     probe: fn(&BackendConfig) -> Probe,
 ) -> Registration {
-    Registration { name, about: "a test", rank, probe, opener: &Refuses }
+    Registration { name, about: "a test", rank, probe, opener: &Refuses, apart: None }
 }
 
 static SLOW: Registration = entry("slow", Some(10), available);
@@ -155,6 +156,81 @@ fn options_go_to_the_backend_that_is_named_and_to_no_other() {
     }
 }
 
+/// Options of the environment are for the backend that the environment names, and whoever has them wrong is told where they are.
+#[test]
+fn options_of_the_environment_count_for_its_backend_alone() {
+    let from_env = || Policy::of(Some("slow".into()), Some("device=second")).unwrap();
+    for (written, device) in [
+        (None, "second"),
+        (Some("slow"), "second"),
+        (Some(" slow "), "second"),
+        (Some("slow,device=third"), "third"),
+        (Some("fast"), "first"),
+        (Some("fast,device=third"), "third"),
+    ] {
+        let policy = written
+            .map_or_else(|| Ok(from_env()), |text| from_env().with_text("--backend", text))
+            .unwrap();
+        let choice = choose_among(&ALL, &policy, None).unwrap();
+        assert_eq!(choice.detail, format!("device {device}"), "{written:?}");
+    }
+    // What a program sets itself is its own, whatever it names.
+    let mut policy = from_env();
+    policy.options = BackendConfig::new().with("device", "own");
+    assert_eq!(policy.with_name(Some("fast")).options.text("device"), Some("own"));
+
+    let wrong = Policy::of(Some("slow".into()), Some("tls=tcp")).unwrap();
+    for (written, origin) in [
+        (None, "KVX_BACKEND_OPTIONS"),
+        (Some("slow"), "KVX_BACKEND_OPTIONS"),
+        (Some("fast,tls=tcp"), "--backend"),
+    ] {
+        let policy = match written {
+            Some(text) => wrong.clone().with_text("--backend", text).unwrap(),
+            None => wrong.clone(),
+        };
+        let error = choose_among(&ALL, &policy, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert_eq!(
+            error.remedy().unwrap(),
+            format!("mend the options in {origin}: name the device")
+        );
+        assert!(error.to_string().contains(&format!("options_from={origin}")), "{error}");
+    }
+    choose_among(&ALL, &wrong.with_name(Some("fast")), None).unwrap();
+
+    let alone = Policy::of(None, Some("device=second")).unwrap_err();
+    assert_eq!(alone.kind(), ErrorKind::Config);
+    assert!(
+        alone.remedy().unwrap().contains("set KVX_BACKEND beside KVX_BACKEND_OPTIONS"),
+        "{alone}"
+    );
+}
+
+/// An option that is empty is one that somebody forgot: it is refused wherever options are written.
+#[test]
+fn an_empty_option_is_refused_wherever_it_is_written() {
+    for empty in [",", "device=second,", ",device=second", "device=second,,", " "] {
+        let error = Policy::of(Some("slow".into()), Some(empty)).unwrap_err();
+        assert!(
+            error.to_string().contains("an option is empty (options_from=KVX_BACKEND_OPTIONS)"),
+            "{error}"
+        );
+        let text = format!("slow,{empty}");
+        let error = Policy::default().with_text("--backend", &text).unwrap_err();
+        assert!(
+            error.to_string().contains("an option is empty (options_from=--backend)"),
+            "{error}"
+        );
+    }
+    assert!(Policy::default().with_text("--backend", "slow,").is_err());
+    for name in ["slow,", "slow, ,"] {
+        let policy = Policy::of(Some(name.into()), None).unwrap();
+        let error = choose_among(&ALL, &policy, None).unwrap_err();
+        assert_eq!(error.remedy(), Some("drop the comma: KVX_BACKEND=slow"));
+    }
+}
+
 fn here_only(_: &BackendConfig) -> Probe {
     let mut capabilities = kvx_core::capability::Capabilities::none();
     capabilities.place = Some("this host".into());
@@ -186,6 +262,27 @@ fn a_peer_at_another_place_is_not_met_there() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("there=another host"), "{error}");
     assert!(error.remedy().is_some());
+}
+
+/// A backend that knows in what two places differ says so in its own words, whether it was named or not.
+#[test]
+fn places_that_differ_are_told_apart_by_the_backend() {
+    fn apart(here: &str, there: &str) -> Option<Apart> {
+        (here == "this host" && there == "another host")
+            .then(|| Apart { why: "two hosts".into(), remedy: "move one".into() })
+    }
+    static NEAR: Registration =
+        Registration { apart: Some(apart), ..entry("near", Some(90), here_only) };
+    for policy in [Policy::default(), named("near")] {
+        let error = choose_among(&[&NEAR], &policy, Some(&["near@another host"])).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("two hosts") && text.contains("another host"), "{text}");
+        assert!(error.remedy().unwrap().contains("move one"), "{text}");
+        assert_eq!(text.matches("move one").count(), 1, "{text}");
+        // Of a place that it cannot read it says nothing.
+        let error = choose_among(&[&NEAR], &policy, Some(&["near@elsewhere"])).unwrap_err();
+        assert!(error.to_string().contains("elsewhere") && error.remedy().is_some(), "{error}");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvx_core::card::Address;
+use kvx_core::limits::{self, Wanted};
 use kvx_core::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::oneshot;
@@ -73,7 +74,8 @@ impl Worker {
     fn start_with(setup: RankSetup, control: Control, book: Option<Book>) -> Result<Self> {
         let resources = |what: &'static str| {
             move |source: std::io::Error| {
-                Error::new(ErrorKind::Resources, "worker", what).with_source(source)
+                let error = Error::new(ErrorKind::Resources, "worker", what);
+                limits::explain(error, source, Wanted::Descriptor)
             }
         };
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|error| {
@@ -120,7 +122,11 @@ impl Worker {
             std::thread::Builder::new()
                 .name("kvx-rank".into())
                 .spawn(move || shared.run(&descriptors))
-                .map_err(resources("no thread for the rank"))?
+                .map_err(|source| {
+                    let error =
+                        Error::new(ErrorKind::Resources, "worker", "no thread for the rank");
+                    limits::explain(error, source, Wanted::Thread)
+                })?
         };
         Ok(Self { shared, thread: Some(thread) })
     }

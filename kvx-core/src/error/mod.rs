@@ -113,6 +113,8 @@ struct Inner {
     native: Option<i64>,
     mismatch: Option<Mismatch>,
     remedy: Option<Cow<'static, str>>,
+    /// The remedy is about the limit that was met.
+    limit_named: bool,
     context: Vec<(&'static str, String)>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -134,6 +136,7 @@ impl Error {
             native: None,
             mismatch: None,
             remedy: None,
+            limit_named: false,
             context: Vec::new(),
             source: None,
         }))
@@ -227,6 +230,13 @@ impl Error {
         self
     }
 
+    /// Says which limit of the system was met, and how to raise it: that comes before any other remedy.
+    #[must_use]
+    pub(crate) fn with_limit(mut self, remedy: String) -> Self {
+        self.0.limit_named = true;
+        self.with_remedy(remedy)
+    }
+
     /// Adds one fact about where it happened.
     #[must_use]
     pub fn with_context(mut self, key: &'static str, value: impl fmt::Display) -> Self {
@@ -290,7 +300,8 @@ impl Error {
     /// limit.
     #[must_use]
     pub fn remedy(&self) -> Option<&str> {
-        self.limit().or(self.0.remedy.as_deref())
+        let own = self.0.remedy.as_deref();
+        if self.0.limit_named { own } else { self.limit().or(own) }
     }
 
     fn limit(&self) -> Option<&'static str> {
@@ -323,6 +334,7 @@ impl Error {
             native: inner.native,
             mismatch: inner.mismatch.clone(),
             remedy: self.remedy().map(|remedy| remedy.to_owned().into()),
+            limit_named: true,
             context: inner.context.clone(),
             source: causes,
         }))

@@ -188,11 +188,17 @@ fn check(
         return refuse("dim", &from.dim.extent, &to.dim.extent);
     }
     if from_group.kind != to_group.kind {
-        let name = |group: &CacheGroup| format!("{:?}", group.kind).to_lowercase();
+        let name = |group: &CacheGroup| match group.kind {
+            GroupKind::Attention => "attention",
+            GroupKind::State => "state",
+        };
         return refuse("group kind", &name(from_group), &name(to_group));
     }
     if from.granularity != to.granularity {
-        let name = |tensor: &Tensor| format!("per {:?}", tensor.granularity).to_lowercase();
+        let name = |tensor: &Tensor| match tensor.granularity {
+            Granularity::Token => "per token",
+            Granularity::Block => "per block",
+        };
         return refuse("granularity", &name(from), &name(to));
     }
     let blocks = (from_group.kernel_block_tokens, to_group.kernel_block_tokens);

@@ -24,6 +24,12 @@ pub enum Confirmed {
     Repeated,
 }
 
+/// Ranks, as a message lists them.
+fn numbers(ranks: &BTreeSet<usize>) -> String {
+    let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    if numbers.is_empty() { "none".to_owned() } else { numbers.join(", ") }
+}
+
 impl Roster {
     /// A roster of these ranks. An empty one is complete from the start.
     #[must_use]
@@ -40,7 +46,7 @@ impl Roster {
     pub fn confirm(&mut self, rank: usize) -> Result<Confirmed> {
         if !self.expected.contains(&rank) {
             return Err(Error::peer("roster", format!("rank {rank} is not expected to confirm"))
-                .with_context("expected", format!("{:?}", self.expected)));
+                .with_context("expected", numbers(&self.expected)));
         }
         Ok(match (self.missing.remove(&rank), self.missing.is_empty()) {
             (false, _) => Confirmed::Repeated,

@@ -17,9 +17,7 @@ pub(super) struct Opened {
 pub(super) fn open_for(name: Option<&str>) -> Result<Opened> {
     let mut policy = Policy::from_env()?;
     if let Some(text) = name {
-        let (name, options) = text.split_once(',').unwrap_or((text, ""));
-        policy = policy.with_name(Some(name.trim()));
-        policy.options = options.parse()?;
+        policy = policy.with_text("backend", text)?;
     }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {

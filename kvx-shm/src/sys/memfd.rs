@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+use kvx_core::limits::{self, Wanted};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -126,6 +127,12 @@ fn create(name: &str, pages: Pages) -> io::Result<OwnedFd> {
     }
 }
 
+/// Seals as the manual (`man 2 fcntl`) has them.
+fn words(seals: SealFlags) -> String {
+    let names: Vec<String> = seals.iter_names().map(|(name, _)| format!("F_SEAL_{name}")).collect();
+    names.join(", ")
+}
+
 /// Memory of a peer, for this process to read.
 #[derive(Debug)]
 pub(crate) struct Foreign {
@@ -142,7 +149,10 @@ impl Foreign {
         let seals = rustix::fs::fcntl_get_seals(fd)
             .map_err(|error| format!("the descriptor is not that of sealed memory ({error})"))?;
         if !seals.contains(SEALS) {
-            return Err(format!("the memory is sealed with {seals:?} only, not with {SEALS:?}"));
+            return Err(format!(
+                "the memory is not sealed as it must be: it lacks {}",
+                words(SEALS.difference(seals))
+            ));
         }
         let about = rustix::fs::fstat(fd).map_err(|error| error.to_string())?;
         let bytes = usize::try_from(about.st_size)
@@ -155,7 +165,11 @@ impl Foreign {
             return Err(format!("only {there} of {bytes} bytes of huge pages are there"));
         }
         let mapping = Mapping::new(fd.as_fd(), bytes, ProtFlags::READ)
-            .map_err(|error| format!("{bytes} bytes cannot be mapped: {error}"))?;
+            .map_err(|error| {
+                let remedy = limits::remedy(&error, Wanted::Shared(bytes as u64));
+                let remedy = remedy.map_or_else(String::new, |remedy| format!("; {remedy}"));
+                format!("{bytes} bytes cannot be mapped: {error}{remedy}")
+            })?;
         Ok(Self { mapping })
     }
 
@@ -199,7 +213,8 @@ mod tests {
         let open = create("kvx-test", Pages::Normal).unwrap();
         rustix::fs::ftruncate(&open, 4096).unwrap();
         let error = Foreign::map(&open).unwrap_err();
-        assert!(error.contains("sealed with"), "{error}");
+        // Memory that was made to be sealed, and is not.
+        assert!(error.contains("it lacks F_SEAL_SEAL, F_SEAL_SHRINK"), "{error}");
         for missing in SEALS.iter() {
             let fd = create("kvx-test", Pages::Normal).unwrap();
             rustix::fs::ftruncate(&fd, 4096).unwrap();

@@ -191,6 +191,13 @@ pub(crate) fn peer_process(socket: &OwnedFd, pid: i32) -> io::Result<Option<Owne
     Ok(Some(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?))
 }
 
+/// Tries whether the process at the other end of a socket can be told to be gone: tried on this one.
+pub(crate) fn sees_processes() -> io::Result<()> {
+    let (here, _there) = std::os::unix::net::UnixStream::pair()?;
+    let here = here.into();
+    peer_process(&here, peer(&here)?.pid).map(drop)
+}
+
 fn option<T: Copy>(socket: &OwnedFd, name: libc::c_int, out: &mut T) -> io::Result<()> {
     let mut bytes = libc::socklen_t::try_from(size_of::<T>()).map_err(io::Error::other)?;
     // SAFETY: the kernel writes at most `bytes` bytes at `out`, and both callers' types are plain numbers.

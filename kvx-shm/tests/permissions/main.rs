@@ -85,7 +85,12 @@ fn another_network_namespace_is_refused_with_both_names() {
     let mine = std::fs::read_link("/proc/self/ns/net").unwrap();
     let mine = mine.to_str().unwrap().trim_start_matches("net:[").trim_end_matches(']').to_owned();
     let why = one.meet(&mut other).unwrap_err();
-    for word in ["unsupported: ", "network namespace", &mine, "run both in one network namespace"] {
+    for word in [
+        "unsupported: ",
+        "different network namespaces",
+        &mine,
+        "run both in one network namespace",
+    ] {
         assert!(why.contains(word), "{word}: {why}");
     }
 }
@@ -101,7 +106,7 @@ fn in_another_pid_namespace_shared_memory_works_and_borrowed_memory_is_refused()
     let Some([mut one, mut other]) = two(TEST, Start { by: "env", ..apart }, apart) else { return };
     one.meet(&mut other).unwrap();
     shared_memory_works(&mut one, &mut other);
-    borrowed_memory_is_refused(&mut one, &mut other, &["share no PID namespace"]);
-    borrowed_memory_is_refused(&mut other, &mut one, &["share no PID namespace"]);
+    borrowed_memory_is_refused(&mut one, &mut other, &["different PID namespaces"]);
+    borrowed_memory_is_refused(&mut other, &mut one, &["different PID namespaces"]);
     shared_memory_works(&mut other, &mut one);
 }

@@ -271,7 +271,7 @@ impl Peers {
             }
             (_, result) => Err(Failure::passing(
                 Error::new(ErrorKind::Internal, "peers", "another step was answered")
-                    .with_context("result", format!("{result:?}")),
+                    .with_context("result", result.words()),
             )),
         };
         match done {

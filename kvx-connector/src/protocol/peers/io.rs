@@ -185,6 +185,20 @@ pub enum Stepped {
     Failed(Error),
 }
 
+impl Stepped {
+    /// What was done, in a word or two.
+    pub(super) const fn words(&self) -> &'static str {
+        match self {
+            Self::Offered(_) => "offered",
+            Self::Accepted(..) => "accepted",
+            Self::Completed(..) => "completed",
+            Self::Finished(..) => "finished",
+            Self::Added(_) => "added regions",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
 /// A step of a backend that is to be done, in any order among those of different peers.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]

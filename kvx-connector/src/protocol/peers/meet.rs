@@ -149,7 +149,7 @@ impl Peers {
             }
             (_, result) => {
                 let error = Error::new(ErrorKind::Internal, "peers", "another step was answered")
-                    .with_context("result", format!("{result:?}"));
+                    .with_context("result", result.words());
                 self.fail_meeting(incarnation, Failure::passing(error));
             }
         }

@@ -31,7 +31,8 @@ impl Engine {
         let runtime = Builder::new_current_thread().enable_time().build().map_err(|error| {
             Error::new(ErrorKind::Resources, "engine", "no runtime").with_source(error)
         })?;
-        let backend = runtime.block_on(open(choice, &Policy::from_env()?.options))?;
+        let policy = Policy::from_env()?.with_name(Some(choice.registration.name));
+        let backend = runtime.block_on(open(choice, &policy.options))?;
         let port = Port::new(backend)?;
 
         let model = ModelGeometry::llama_like(4, 4, 64, Dtype::Bf16)?;

@@ -1,7 +1,7 @@
 //! Moves a KV cache between two engines in two processes, over a backend that kvx knows nothing of, and checks it.
 //!
 //! `two-engines [BACKEND]`: without a name, `KVX_BACKEND` and the backends' ranks decide. `KVX_BACKEND_OPTIONS` goes to the
-//! backend. This process is the decode engine; it starts the prefill engine, and talks to it through pipes.
+//! backend that `KVX_BACKEND` names. This process is the decode engine; it starts the prefill engine, and talks to it through pipes.
 
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ Moves a KV cache between two engines in two processes, and checks it
 usage: two-engines [BACKEND]
 
 BACKEND is a backend's name. Without it KVX_BACKEND names one; without that, too, it is the best that can be used here.
-KVX_BACKEND_OPTIONS (option=value,...) goes to the backend.";
+KVX_BACKEND_OPTIONS (option=value,...) goes to the backend that KVX_BACKEND names.";
 
 fn main() -> ExitCode {
     // Names the backend, so that the linker keeps it: that is all an application does to have it.
