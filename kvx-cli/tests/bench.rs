@@ -143,6 +143,16 @@ fn what_cannot_be_measured_is_refused() {
         assert!(begun.elapsed() < Duration::from_secs(10), "it was measured first");
         assert!(error["error"]["remedy"].as_str().unwrap().contains(remedy), "{error}");
     }
+    // Where it cannot be written once all is measured, what was measured is there all the same.
+    #[cfg(target_os = "linux")]
+    {
+        let bench = "--json bench --backend shm --tokens 64 --rounds 6 --small 5 --svg /dev/full";
+        let run = kvx(bench);
+        let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+        assert!(report["gbps"]["median"].as_f64().unwrap() > 0.0, "{run:?}");
+        assert!(run.stderr.contains("/dev/full cannot be written"), "{run:?}");
+        assert_eq!(run.code, 1, "{run:?}");
+    }
     for command in ["bench --rounds 10000 --svg -", "plan --svg -"] {
         let error = json(command, 2);
         assert!(error["error"]["remedy"].as_str().unwrap().contains("name a file"), "{error}");

@@ -1,5 +1,7 @@
 //! What `kvx bench --connector` says.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::stats::Quantiles;
@@ -31,7 +33,7 @@ pub(super) struct Latencies {
     connector: Option<Quantiles>,
     /// The same segments over a bare port, until they have settled.
     bare: Option<Quantiles>,
-    /// What is added: quantile by quantile.
+    /// What is added to the bare port's time: each beside the one that came after it.
     added: Option<Quantiles>,
     /// The least that two sleeping processes take to wake each other: two counters (`eventfd`).
     raw_rtt: Option<Quantiles>,
@@ -39,15 +41,12 @@ pub(super) struct Latencies {
 
 impl Latencies {
     pub(super) fn new(
-        connector: Option<Quantiles>,
-        bare: Option<Quantiles>,
+        connector: Vec<Duration>,
+        bare: Vec<Duration>,
         raw_rtt: Option<Quantiles>,
     ) -> Self {
-        let added = connector
-            .as_ref()
-            .zip(bare.as_ref())
-            .map(|(all, bare)| Quantiles { p50: all.p50 - bare.p50, p99: all.p99 - bare.p99 });
-        Self { connector, bare, added, raw_rtt }
+        let added = Quantiles::of_differences(&connector, &bare);
+        Self { connector: Quantiles::of(connector), bare: Quantiles::of(bare), added, raw_rtt }
     }
 }
 

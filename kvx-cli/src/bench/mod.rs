@@ -25,7 +25,7 @@ use kvx_core::{Error, Result};
 use crate::args::{BenchArgs, RegionArg};
 use crate::fabric::Fabric;
 use crate::failure::{self, Failure};
-use crate::output::Output;
+use crate::output::{self, Output};
 use limits::Limits;
 pub(crate) use peer::guard;
 
@@ -94,18 +94,20 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
     let wrong = wrong + rig.check()?;
     measured.one_block = small::one_block(&mut rig, args.small)?;
     measured.notify = small::notify(&mut rig, args.small)?;
-    let sweep = match &args.svg {
-        Some(path) => {
-            let sweep = small::sweep(&mut rig)?;
-            report::draw(path, &sweep)?;
-            Some(sweep)
-        }
-        None => None,
+    let sweep = args.svg.as_ref().map(|_| small::sweep(&mut rig)).transpose()?;
+    // What was measured is not lost where the picture cannot be written.
+    let drawn = match (&args.svg, &sweep) {
+        (Some(path), Some(sweep)) => report::draw(path, sweep),
+        _ => Ok(()),
     };
     let report = Report::new(args, &rig, &fabric, measured, sweep, wrong)?;
     rig.close()?;
     report.print(out)?;
     out.document(&report)?;
+    if let Err(error) = drawn {
+        output::note(format!("error: {}", failure::line(&error)));
+        return Ok(failure::exit_code(&error));
+    }
     Ok(if wrong == 0 { failure::OK } else { failure::FAILED })
 }
 

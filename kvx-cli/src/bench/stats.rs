@@ -41,9 +41,21 @@ impl Quantiles {
     /// `None` of no values.
     pub(crate) fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
+        Self::ranked(&times.into_iter().map(micros).collect::<Vec<_>>())
+    }
+
+    /// Of what each of one kind took longer than the one of another kind beside it. `None` of no pairs.
+    pub(crate) fn of_differences(of: &[Duration], beside: &[Duration]) -> Option<Self> {
+        let pairs = of.iter().zip(beside);
+        let mut all: Vec<f64> = pairs.map(|(one, other)| micros(*one) - micros(*other)).collect();
+        all.sort_by(f64::total_cmp);
+        Self::ranked(&all)
+    }
+
+    fn ranked(sorted: &[f64]) -> Option<Self> {
         let at = |per_cent: usize| {
-            let rank = (times.len() * per_cent).div_ceil(100).saturating_sub(1);
-            times.get(rank).map(|time| micros(*time))
+            let rank = (sorted.len() * per_cent).div_ceil(100).saturating_sub(1);
+            sorted.get(rank).copied()
         };
         Some(Self { p50: at(50)?, p99: at(99)? })
     }
@@ -110,5 +122,18 @@ mod tests {
         assert_eq!(Quantiles::of(Vec::new()), None);
         let one = Quantiles::of(vec![Duration::from_micros(7)]).unwrap();
         assert!((one.p50 - 7.0).abs() < 1e-9 && (one.p99 - 7.0).abs() < 1e-9);
+    }
+
+    /// A quantile of differences is no difference of quantiles: here each is 1 longer or 1 shorter than the one beside it, and both
+    /// kinds have the same quantiles.
+    #[test]
+    fn differences_are_taken_pair_by_pair() {
+        let times = |shift: u64| {
+            let micros = (0..100).map(move |at| 10 + (at + shift) % 2);
+            micros.map(Duration::from_micros).collect::<Vec<_>>()
+        };
+        let added = Quantiles::of_differences(&times(0), &times(1)).unwrap();
+        assert!((added.p50 + 1.0).abs() < 1e-6 && (added.p99 - 1.0).abs() < 1e-6, "{added:?}");
+        assert_eq!(Quantiles::of_differences(&[], &times(0)), None);
     }
 }
