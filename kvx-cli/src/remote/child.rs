@@ -43,6 +43,13 @@ pub(crate) fn serve() -> Result<()> {
             send(&mut stream, &answer)?;
             continue;
         }
+        // What takes place while it listens is timed: it says when it has begun to.
+        if let Ask::Listen(counts) = ask {
+            let begun = || send(&mut &stream, &Answer::Done);
+            let answer = listen(engine.as_mut(), &counts, begun).unwrap_or_else(Answer::from);
+            send(&mut stream, &answer)?;
+            continue;
+        }
         let ends = matches!(ask, Ask::Close);
         send(&mut stream, &execute(&mut engine, ask).unwrap_or_else(Answer::from))?;
         if ends {
@@ -78,6 +85,32 @@ fn raw(stream: &UnixStream, times: u32, cpu: Option<u32>) -> Result<Answer> {
 #[cfg(not(target_os = "linux"))]
 fn raw(_: &UnixStream, _: u32, _: Option<u32>) -> Result<Answer> {
     Err(Error::unsupported("remote", "there is no eventfd"))
+}
+
+/// Takes notifications, asleep in between, and says when it has begun to. Of an error before that it says nothing else.
+fn listen(
+    engine: Option<&mut Engine>,
+    counts: &[u64],
+    mut begun: impl FnMut() -> Result<()>,
+) -> Result<Answer> {
+    let engine = engine.ok_or_else(|| Error::misuse("remote", "the engine is not open"))?;
+    let ports: Vec<Port> = engine.ranks()?.ports().cloned().collect();
+    engine.fabric.runtime.block_on(async {
+        let drivers: Vec<_> = ports.iter().map(|port| tokio::spawn(port.drive())).collect();
+        // They look at their ports once before they sleep.
+        tokio::task::yield_now().await;
+        begun()?;
+        for (port, count) in ports.iter().zip(counts) {
+            for _ in 0..*count {
+                let heard = tokio::time::timeout(PATIENCE, port.notified()).await;
+                heard.map_err(|_| late("a notification"))??;
+            }
+        }
+        for driver in drivers {
+            driver.abort();
+        }
+        Ok(Answer::Done)
+    })
 }
 
 /// The engine, once it is opened.
@@ -222,7 +255,6 @@ impl Engine {
                 Ok(Answer::Done)
             }
             Ask::Copy => self.copies.run().map(Answer::Number),
-            Ask::Listen(counts) => self.listen(&counts),
             Ask::Echo { rank, number, times, spin, cpu } => {
                 let _pinned = Pinned::to(cpu);
                 self.echo(rank, number, times, spin)
@@ -235,9 +267,11 @@ impl Engine {
                 }
                 Ok(Answer::Done)
             }
-            Ask::Open { .. } | Ask::OpenLive { .. } | Ask::Cpu | Ask::Raw { .. } => {
-                Err(Error::misuse("remote", "not to be asked of an open engine"))
-            }
+            Ask::Open { .. }
+            | Ask::OpenLive { .. }
+            | Ask::Cpu
+            | Ask::Listen(_)
+            | Ask::Raw { .. } => Err(Error::misuse("remote", "not to be asked of an open engine")),
         }
     }
 
@@ -253,22 +287,6 @@ impl Engine {
             std::thread::sleep(PAUSE);
         }
         Ok(Answer::Done)
-    }
-
-    /// Takes notifications, asleep in between.
-    fn listen(&mut self, counts: &[u64]) -> Result<Answer> {
-        let ports: Vec<Port> = self.ranks()?.ports().cloned().collect();
-        self.fabric.runtime.block_on(async {
-            for (port, count) in ports.iter().zip(counts) {
-                let driver = tokio::spawn(port.drive());
-                for _ in 0..*count {
-                    let heard = tokio::time::timeout(PATIENCE, port.notified()).await;
-                    heard.map_err(|_| late("a notification"))??;
-                }
-                driver.abort();
-            }
-            Ok(Answer::Done)
-        })
     }
 
     fn echo(&mut self, rank: usize, number: usize, times: u32, spin: bool) -> Result<Answer> {

@@ -399,13 +399,13 @@ impl Process {
         }
     }
 
-    /// Begins to take notifications, this many by rank; [`finish`](Self::finish) waits for them.
+    /// Has the process take notifications, this many by rank, from when this returns on; [`finish`](Self::finish) waits for them.
     ///
     /// # Errors
     ///
     /// When the process is gone.
     pub(crate) fn listen(&mut self, counts: Vec<u64>) -> Result<()> {
-        self.begin(&Ask::Listen(counts))
+        self.done(&Ask::Listen(counts))
     }
 
     /// Begins to answer notifications; [`finish`](Self::finish) waits for the end.
