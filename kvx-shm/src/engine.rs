@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,9 @@ pub(crate) const READER_BOUND: Duration = Duration::from_millis(1000);
 
 /// How long a peer has to answer once the handshake is complete.
 pub(crate) const CONNECT_BOUND: Duration = Duration::from_secs(5);
+
+/// How often a lock that is about to be free is tried for: 10 to 50 microseconds.
+const SOON: u32 = 1000;
 
 /// Most connections, those included that are over and wait to be polled.
 const MOST_PEERS: usize = 4096;
@@ -111,6 +114,19 @@ impl Shared {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`lock`](Self::lock), for a program that was woken by the very peer for whom the thread that sleeps on the sockets has the
+    /// lock: that thread is about to be done, and to fall asleep for it takes longer. The attempts are bounded.
+    pub(crate) fn lock_soon(&self) -> MutexGuard<'_, State> {
+        for _ in 0..SOON {
+            match self.state.try_lock() {
+                Ok(state) => return state,
+                Err(TryLockError::Poisoned(state)) => return state.into_inner(),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        self.lock()
     }
 
     /// Makes the descriptor readable, as there are events. Of a program that looks by itself the thread that sleeps on the

@@ -14,7 +14,7 @@ const EMPTY: u32 = 64;
 
 impl Shared {
     pub(crate) fn poll(&self, events: &mut Events) {
-        let mut state = self.lock();
+        let mut state = self.lock_soon();
         let mut wake = false;
         if self.options.spin_us > 0 {
             state.polled = Some(Instant::now());

@@ -14,6 +14,11 @@ const WRITE: u32 = 1;
 const NOTE: u32 = 2;
 const REPLY: u32 = 3;
 
+/// Bytes of a write's source, of its target, and of its part.
+const SOURCE: usize = 24;
+const TARGET: usize = 16;
+const PART: usize = 32;
+
 /// The first words of a record.
 pub(crate) struct Header;
 
@@ -65,6 +70,30 @@ pub(crate) struct Part {
     pub(crate) bytes: u64,
 }
 
+impl Part {
+    fn encode(&self) -> [u8; PART] {
+        let mut bytes = [0; PART];
+        bytes[..4].copy_from_slice(&self.source.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.target.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.source_offset.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.target_offset.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; PART]) -> Self {
+        let word = |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap_or(&[0; 4]));
+        let long = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap_or(&[0; 8]));
+        Self {
+            source: word(0),
+            target: word(4),
+            source_offset: long(8),
+            target_offset: long(16),
+            bytes: long(24),
+        }
+    }
+}
+
 /// A write, for the owner of the targets to carry out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Write {
@@ -105,6 +134,9 @@ impl Write {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         let mut to = begin(self.sequence);
+        let note = self.note.as_ref().map_or(0, Vec::len);
+        let bytes = self.sources.len() * SOURCE + self.targets.len() * TARGET;
+        to.0.reserve_exact(bytes + self.parts.len() * PART + note + 32 + ALIGN);
         to.u32(count(self.sources.len())).u32(count(self.targets.len()));
         to.u32(count(self.parts.len()));
         to.u32(self.note.as_ref().map_or(0, |note| count(note.len()) + 1));
@@ -115,8 +147,7 @@ impl Write {
             to.u32(*slot).u32(*generation).u64(*secret);
         }
         for part in &self.parts {
-            to.u32(part.source).u32(part.target);
-            to.u64(part.source_offset).u64(part.target_offset).u64(part.bytes);
+            to.bytes(&part.encode());
         }
         to.bytes(self.note.as_deref().unwrap_or_default());
         end(to, WRITE)
@@ -195,8 +226,8 @@ fn write(sequence: u64, from: &mut Reader<'_>) -> Option<Write> {
     }
     let [sources, targets, parts, note] = counts;
     // As many as there are bytes for: nothing is allocated on a peer's word.
-    let least = sources.checked_mul(24)?.checked_add(targets.checked_mul(16)?)?;
-    if least.checked_add(parts.checked_mul(32)?)? > from.0.len() {
+    let least = sources.checked_mul(SOURCE)?.checked_add(targets.checked_mul(TARGET)?)?;
+    if least.checked_add(parts.checked_mul(PART)?)? > from.0.len() {
         return None;
     }
     let mut write = Write { sequence, ..Write::default() };
@@ -207,16 +238,8 @@ fn write(sequence: u64, from: &mut Reader<'_>) -> Option<Write> {
         let (slot, generation, secret) = (from.u32()?, from.u32()?, from.u64()?);
         write.targets.push(Target { slot, generation, secret });
     }
-    write.parts.reserve_exact(parts);
-    for _ in 0..parts {
-        write.parts.push(Part {
-            source: from.u32()?,
-            target: from.u32()?,
-            source_offset: from.u64()?,
-            target_offset: from.u64()?,
-            bytes: from.u64()?,
-        });
-    }
+    let (parts, _) = from.slice(parts * PART)?.as_chunks::<PART>();
+    write.parts = parts.iter().map(Part::decode).collect();
     if let Some(length) = note.checked_sub(1) {
         write.note = Some(from.slice(length)?.to_vec());
     }

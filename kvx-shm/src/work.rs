@@ -289,13 +289,20 @@ impl Shared {
         let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open) else {
             return;
         };
-        if let (Reply::Done(_), Some(payload)) = (reply, note) {
-            known.notes += 1;
-            known.note_bytes += payload.len();
-            state.events.push_back(Event::Notified { peer, payload });
+        let told = match (reply, note) {
+            (Reply::Done(_), Some(payload)) => {
+                known.notes += 1;
+                known.note_bytes += payload.len();
+                state.events.push_back(Event::Notified { peer, payload });
+                true
+            }
+            _ => false,
+        };
+        // Both are asleep, and waking takes a while: first the one who has waited for longer.
+        self.send(state, peer, Outgoing::reply(sequence, reply));
+        if told {
             self.signal(state);
         }
-        self.send(state, peer, Outgoing::reply(sequence, reply));
     }
 
     /// A lane has no thread any more.
