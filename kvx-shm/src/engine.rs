@@ -388,14 +388,14 @@ impl Shared {
             }
         }
         let mut settled = Vec::new();
-        let (mut put, mut urgent) = (false, false);
+        let (mut knocks, mut urgent) = (false, false);
         while let Some(outgoing) = known.out.front() {
             if !link.put(&outgoing.record) {
                 // Whether or not the peer's program polls, its thread makes room.
                 urgent = true;
                 break;
             }
-            put = true;
+            knocks |= outgoing.for_program;
             urgent |= outgoing.for_thread;
             settled.extend(outgoing.settles);
             known.out.pop_front();
@@ -403,7 +403,7 @@ impl Shared {
         if known.out.is_empty() {
             link.wants_no_room();
         }
-        if put {
+        if knocks {
             link.knock();
         }
         if urgent {

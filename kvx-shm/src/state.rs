@@ -232,6 +232,8 @@ pub(crate) struct Outgoing {
     pub(crate) record: Vec<u8>,
     /// The peer's thread is to look at it, and not only the peer's program, which may be away.
     pub(crate) for_thread: bool,
+    /// The peer's program is to look at it. A program that polls all the time sees to all of it, as its thread would.
+    pub(crate) for_program: bool,
     /// What settles once it is there.
     pub(crate) settles: Option<TransferId>,
     /// The write that it is.
@@ -242,19 +244,19 @@ impl Outgoing {
     /// A notification, which is for the peer's program: it may wait in the ring until that polls.
     pub(crate) fn note(payload: &[u8], settles: TransferId) -> Self {
         let record = record::note(payload);
-        Self { record, for_thread: false, settles: Some(settles), sequence: None }
+        Self { record, for_thread: false, for_program: true, settles: Some(settles), sequence: None }
     }
 
     /// A write, which the peer's thread has carried out.
     pub(crate) fn write(write: &Write) -> Self {
         let (record, sequence) = (write.encode(), Some(write.sequence));
-        Self { record, for_thread: true, settles: None, sequence }
+        Self { record, for_thread: true, for_program: false, settles: None, sequence }
     }
 
     /// An answer to a write. Reads that were posted after it may wait for it, so the peer's thread is to know.
     pub(crate) fn reply(sequence: u64, reply: Reply) -> Self {
         let record = record::reply(sequence, reply);
-        Self { record, for_thread: true, settles: None, sequence: None }
+        Self { record, for_thread: true, for_program: true, settles: None, sequence: None }
     }
 }
 
