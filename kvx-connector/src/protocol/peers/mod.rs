@@ -45,6 +45,10 @@
 //! | half | the peer was accepted: only it may post |
 //! | up | both may post; told of once all is there |
 //!
+//! A connection that breaks, or that the other side says is over, before it has lasted for [`Limits::proven`] counts as an attempt
+//! that failed: the next one waits for the same pauses, and what it broke of is told to those who wait, at once where it does not
+//! change by itself. Earlier failures are forgotten with a connection that has lasted.
+//!
 //! When both sides begin at once, both exchanges run to their end, and [`Handshake`](kvx_core::handshake::Handshake) gives one
 //! connection.
 //!
