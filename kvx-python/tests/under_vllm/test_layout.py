@@ -67,6 +67,7 @@ def test_a_layer_that_uses_anothers_cache_has_none_of_its_own() -> None:
     [
         ({"backend": "FLASH_ATTN", "variant": None}, "FLASH_ATTN"),
         ({"variant": "amx"}, "CPU_ATTN/amx"),
+        ({"variant": "amx"}, "--dtype float16"),
         ({"variant": "neon"}, "CPU_ATTN/neon"),
         ({"dtype": "uint8"}, "uint8"),
         ({"device": "cuda"}, "cuda"),

@@ -164,9 +164,11 @@ def _tensors(
     inside = INSIDE.get((cache.backend, cache.variant))
     if inside is None:
         known = ", ".join(f"{backend}/{variant}" if variant else backend for backend, variant in INSIDE)
+        found = (cache.backend, cache.variant)
+        remedy = f"; {INSTEAD[found]}" if found in INSTEAD else ""
         raise UnknownLayoutError(
             f"{cache.name}: kvx does not know how the attention backend {cache.backend}"
-            f"{'/' + cache.variant if cache.variant else ''} lays out a block; it knows {known}"
+            f"{'/' + cache.variant if cache.variant else ''} lays out a block; it knows {known}{remedy}"
         )
     first, total = heads_of(cache, place, kv_heads)
     dtype, size = DTYPES[cache.dtype]
@@ -228,6 +230,12 @@ def _cpu_transposed(cache: Cache, size: int) -> list[View]:
         View("value", tokens * keys * size, values * size, head, values, size),
     ]
 
+
+#: What to do where a block looks otherwise than kvx knows. vLLM 0.32 takes AMX's tiles for bfloat16 and blocks of a multiple of 32 tokens only
+#: (``_get_attn_isa`` in its ``cpu_attn.py``).
+INSTEAD: dict[tuple[str, str | None], str] = {
+    ("CPU_ATTN", "amx"): "give both instances --dtype float16 (or a --block-size that is no multiple of 32), which vLLM computes without AMX's tiles",
+}
 
 #: What a block looks like inside, by attention backend and variant. ``vec16`` differs from ``vec`` in how it computes only; ``amx`` and the
 #: other variants of the CPU backend put keys into tiles of their own.
