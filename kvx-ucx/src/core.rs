@@ -19,6 +19,7 @@ use crate::config::Options;
 use crate::door::Door;
 use crate::error::stale;
 use crate::flight::Flight;
+use crate::lanes::Taken;
 use crate::parting::Lingering;
 use crate::peer::{Peer, Phase};
 use crate::serve::Service;
@@ -85,6 +86,7 @@ pub(crate) struct Core {
     pub(crate) door: Door,
     pub(crate) attention: Arc<Attention>,
     pub(crate) options: Options,
+    pub(crate) taken: Taken,
     pub(crate) counters: Counters,
     pub(crate) library: &'static Library,
     /// The last field: whatever belongs to it is dropped before it.
@@ -161,6 +163,7 @@ impl Core {
             streak: 0,
             door,
             attention: Arc::default(),
+            taken: Taken::by(library, &options),
             options,
             counters: Counters::default(),
             library,

@@ -180,7 +180,7 @@ impl Core {
         if let Some(status) = batch.failure() {
             return self.broken(peer, "it cannot be reached", status);
         }
-        let lanes = Lanes::of(&way.endpoint.lanes());
+        let lanes = Lanes::of(&way.endpoint.lanes(), self.taken);
         way.contact = Contact::Made(lanes.info(), lanes.reach());
         self.trying.remove(&peer);
         self.stirred = true;
@@ -188,7 +188,7 @@ impl Core {
         let required = self.options.require.as_ref().filter(|names| !lanes.admitted_by(names));
         if let Some(required) = required {
             let found = self.worker.as_ref().map(Worker::resources).unwrap_or_default();
-            let error = unwanted(required, &self.options, &found, &lanes);
+            let error = unwanted(required, &self.options, &found, (&lanes, self.taken));
             self.end(peer, Some(error));
             return;
         }

@@ -12,6 +12,8 @@ mod absent;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod again;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod carriers;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod count;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod deaths;
@@ -62,6 +64,8 @@ fn main() -> std::process::ExitCode {
     let tests: &[(&str, fn())] = &[
         ("two_namespaces_over_ipv4", network::two_namespaces_over_ipv4),
         ("two_namespaces_over_ipv6", network::two_namespaces_over_ipv6),
+        ("what_is_said_to_carry_the_data_does", carriers::what_is_said_to_carry_the_data_does),
+        ("cma_that_carries_nothing_is_refused", carriers::cma_that_carries_nothing_is_refused),
         ("an_interface_that_leads_nowhere", network::an_interface_that_leads_nowhere),
         ("an_interface_that_is_of_no_use", network::an_interface_that_is_of_no_use),
         (
