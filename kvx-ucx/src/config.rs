@@ -136,7 +136,12 @@ impl Options {
         self.said(name).is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "n" | "no" | "0" | "off" | "false"))
     }
 
-    fn said(&self, name: &str) -> Option<String> {
+    /// Whether a setting of UCX's has a value, here or in the environment.
+    pub(crate) fn is_told(&self, name: &str) -> bool {
+        self.said(name).is_some()
+    }
+
+    pub(crate) fn said(&self, name: &str) -> Option<String> {
         let here = self.settings.iter().rev().find(|(known, _)| known == name);
         let value = here.map(|(_, value)| value.clone());
         value.or_else(|| std::env::var(format!("UCX_{name}")).ok())

@@ -22,6 +22,7 @@ use crate::flight::Flight;
 use crate::lanes::Taken;
 use crate::parting::Lingering;
 use crate::peer::{Peer, Phase};
+use crate::reach::{Barred, Networks, networks};
 use crate::serve::Service;
 use crate::shared::Counters;
 use crate::sys::{Batch, Endpoint, Fact, Key, Library, Memory, Worker};
@@ -87,6 +88,9 @@ pub(crate) struct Core {
     pub(crate) attention: Arc<Attention>,
     pub(crate) options: Options,
     pub(crate) taken: Taken,
+    /// What reaches other hosts here, and peers' addresses that nothing reaches.
+    pub(crate) networks: Networks,
+    pub(crate) barred: Barred,
     pub(crate) counters: Counters,
     pub(crate) library: &'static Library,
     /// The last field: whatever belongs to it is dropped before it.
@@ -163,6 +167,8 @@ impl Core {
             streak: 0,
             door,
             attention: Arc::default(),
+            networks: networks(&worker.resources()),
+            barred: Barred::default(),
             taken: Taken::by(library, &options),
             options,
             counters: Counters::default(),

@@ -28,6 +28,7 @@ linux! {
     mod post;
     mod probe;
     mod progress;
+    mod reach;
     mod require;
     mod serve;
     mod shared;

@@ -6,6 +6,7 @@ use kvx_core::{Error, Result};
 
 use crate::config::Options;
 use crate::error::{BACKEND, missing, refused};
+use crate::reach;
 use crate::sys::{Context, Failure, Library, Status, Worker, load};
 
 /// The library and what it finds, with these options.
@@ -30,7 +31,7 @@ pub(crate) fn worker(context: &Arc<Context>, options: &Options) -> Result<Worker
     let said: Vec<&str> = context.said.lines().chain(worker.said.lines()).collect();
     match wrong_setting(library, options, &said) {
         Some(error) => Err(error),
-        None => Ok(worker),
+        None => reach::check(context, options, &said).map(|()| worker),
     }
 }
 

@@ -67,6 +67,10 @@ fn main() -> std::process::ExitCode {
         ("what_is_said_to_carry_the_data_does", carriers::what_is_said_to_carry_the_data_does),
         ("cma_that_carries_nothing_is_refused", carriers::cma_that_carries_nothing_is_refused),
         ("an_interface_that_leads_nowhere", network::an_interface_that_leads_nowhere),
+        (
+            "an_interface_that_only_the_peer_reaches",
+            network::an_interface_that_only_the_peer_reaches,
+        ),
         ("an_interface_that_is_of_no_use", network::an_interface_that_is_of_no_use),
         (
             "a_first_connection_that_fails_is_not_the_last",

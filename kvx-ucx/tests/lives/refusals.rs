@@ -125,12 +125,28 @@ pub(crate) fn wrong_settings_are_seen_however_little_is_logged() {
     let _ = std::fs::remove_file(file);
 }
 
-/// Shared memory alone, which does not report the death of a peer unless told to.
+/// What could never be connected is not opened: shared memory alone, which does not report the death of a peer unless told to, and
+/// interfaces that are not here.
 pub(crate) fn what_no_transport_can_do_is_said() {
-    let open = || open_with("tls=posix").unwrap();
-    let pair = Pair::meet(&open(), &open());
+    for (options, named, advised) in [
+        ("tls=posix", "tls=posix", "MM_ERROR_HANDLING"),
+        ("tls=sm+self", "found=", "MM_ERROR_HANDLING"),
+        ("devices=nosuch0", "devices=nosuch0", "use what is here"),
+        ("ucx.NET_DEVICES=nosuch0", "'nosuch0' is not available", "use what is here"),
+    ] {
+        let error = open_with(options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains(named), "{options}: {error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains(advised)), "{error}");
+    }
+    open_with("tls=sm,ucx.MM_ERROR_HANDLING=y").unwrap();
+    // What the two do not have in common: both sides' networks are named.
+    let one = open_with(&format!("tls=tcp,devices={}", lasting_interface())).unwrap();
+    let pair = Pair::meet(&one, &open_with("tls=sm,ucx.MM_ERROR_HANDLING=y").unwrap());
     let error = block(pair.one.connect(pair.at_one)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
-    assert!(error.to_string().contains("no peer failure handler"), "{error}");
-    assert!(error.remedy().is_some_and(|remedy| remedy.contains("MM_ERROR_HANDLING")), "{error}");
+    let here = format!("here=tcp/{}", lasting_interface());
+    let text = error.to_string();
+    assert!(text.contains(&here) && text.contains("the peer has=none"), "{text}");
+    assert!(!text.contains("no debug data"), "{text}");
 }
