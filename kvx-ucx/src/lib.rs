@@ -16,6 +16,7 @@ linux! {
     mod door;
     mod error;
     mod flight;
+    mod guard;
     mod handshake;
     mod lanes;
     pub mod limit;

@@ -125,6 +125,8 @@ fn main() -> std::process::ExitCode {
             "wrong_settings_are_seen_however_little_is_logged",
             refusals::wrong_settings_are_seen_however_little_is_logged,
         ),
+        ("what_would_end_the_process_is_refused", refusals::what_would_end_the_process_is_refused),
+        ("too_few_descriptors_are_counted", refusals::too_few_descriptors_are_counted),
         ("what_no_transport_can_do_is_said", refusals::what_no_transport_can_do_is_said),
         ("what_an_error_says_is_not_logged_too", told::what_an_error_says_is_not_logged_too),
         ("a_library_that_is_cut_off_is_refused", absent::a_library_that_is_cut_off_is_refused),

@@ -4,6 +4,7 @@ use kvx_core::ErrorKind;
 use kvx_core::backend::TransferBackend as _;
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::pair::{Pair, alone, block, is_1_13, lasting_interface, open_with};
 use crate::told::lines_of;
@@ -64,6 +65,43 @@ pub(crate) fn another_library_is_refused() {
         panic!("a second library was looked for");
     };
     assert!(reason.contains("/nowhere") && remedy.is_some(), "{reason}");
+}
+
+/// What UCX would end the process for, or say no more of than that it failed.
+pub(crate) fn what_would_end_the_process_is_refused() {
+    const TEST: &str = "what_would_end_the_process_is_refused";
+    for (name, value) in [
+        ("UCX_MAX_EAGER_LANES", "junk"),
+        ("UCX_LOG_FILE", "/nonexistent/x"),
+        ("UCX_KEEPALIVE_INTERVAL", "abc"),
+        ("UCX_TCP_TX_SEG_SIZE", "junk"),
+    ] {
+        alone(TEST, &[(name, value)], || {
+            // In a process that is started for this, it is one of them, and for the last time nothing is wrong but a limit.
+            let all = ["UCX_MAX_EAGER_LANES", "UCX_LOG_FILE", "UCX_KEEPALIVE_INTERVAL"];
+            let given = all.into_iter().find(|name| std::env::var_os(name).is_some());
+            let given = given.unwrap_or("UCX_TCP_TX_SEG_SIZE");
+            let (result, lines) = lines_of(|| open_with("tls=tcp"));
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.message().contains(given) && error.remedy().is_some(), "{error}");
+            assert_eq!(lines, [""; 0]);
+        });
+    }
+}
+
+/// With too few descriptors UCX may end the process, too.
+pub(crate) fn too_few_descriptors_are_counted() {
+    alone("too_few_descriptors_are_counted", &[], || {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        let most = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(open + 8), maximum: most }).unwrap();
+        let error = open_with("tls=tcp").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Resources, "{error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("ulimit -n")), "{error}");
+        setrlimit(Resource::Nofile, Rlimit { current: Some(open + 100), maximum: most }).unwrap();
+        open_with("tls=tcp").unwrap();
+    });
 }
 
 /// What UCX knows and can read, and cannot do: the advice names it. Later versions find that out when the worker is made.
