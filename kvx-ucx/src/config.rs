@@ -128,10 +128,23 @@ impl Options {
 
     /// Whether a setting of UCX's that is off unless asked for is on, here or in the environment.
     pub(crate) fn says(&self, name: &str) -> bool {
+        self.said(name).is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "y" | "yes" | "1" | "on" | "true"))
+    }
+
+    /// Whether one that is on unless asked for is off.
+    pub(crate) fn denies(&self, name: &str) -> bool {
+        self.said(name).is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "n" | "no" | "0" | "off" | "false"))
+    }
+
+    /// Whether a setting of UCX's has a value, here or in the environment.
+    pub(crate) fn is_told(&self, name: &str) -> bool {
+        self.said(name).is_some()
+    }
+
+    pub(crate) fn said(&self, name: &str) -> Option<String> {
         let here = self.settings.iter().rev().find(|(known, _)| known == name);
         let value = here.map(|(_, value)| value.clone());
-        let value = value.or_else(|| std::env::var(format!("UCX_{name}")).ok());
-        value.is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "y" | "yes" | "1" | "on" | "true"))
+        value.or_else(|| std::env::var(format!("UCX_{name}")).ok())
     }
 
     /// What UCX is told.

@@ -19,8 +19,10 @@ use crate::config::Options;
 use crate::door::Door;
 use crate::error::stale;
 use crate::flight::Flight;
+use crate::lanes::Taken;
 use crate::parting::Lingering;
 use crate::peer::{Peer, Phase};
+use crate::reach::{Barred, Networks, networks};
 use crate::serve::Service;
 use crate::shared::Counters;
 use crate::sys::{Batch, Endpoint, Fact, Key, Library, Memory, Worker};
@@ -85,6 +87,10 @@ pub(crate) struct Core {
     pub(crate) door: Door,
     pub(crate) attention: Arc<Attention>,
     pub(crate) options: Options,
+    pub(crate) taken: Taken,
+    /// What reaches other hosts here, and peers' addresses that nothing reaches.
+    pub(crate) networks: Networks,
+    pub(crate) barred: Barred,
     pub(crate) counters: Counters,
     pub(crate) library: &'static Library,
     /// The last field: whatever belongs to it is dropped before it.
@@ -161,6 +167,9 @@ impl Core {
             streak: 0,
             door,
             attention: Arc::default(),
+            networks: networks(&worker.resources()),
+            barred: Barred::default(),
+            taken: Taken::by(library, &options),
             options,
             counters: Counters::default(),
             library,

@@ -12,11 +12,12 @@ use crate::backend::UcxBackend;
 use crate::core::Core;
 use crate::error::{BACKEND, closed, down, malformed};
 use crate::peer::Peer;
+use crate::reach::Networks;
 use crate::shared::random;
 use crate::tags::space;
 
 /// Of the messages of the handshake, of keys, and of those between two backends.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Most bytes of a worker's address. A host with dozens of devices has some thousands.
 const MOST_ADDRESS: usize = 15 << 10;
@@ -31,6 +32,8 @@ struct Letter {
     version: u32,
     /// Of UCX, for whoever looks why two sides do not understand each other.
     library: Text<32>,
+    /// What reaches other hosts, for the same.
+    networks: Networks,
     step: Step,
     from: Incarnation,
     #[serde(
@@ -62,6 +65,7 @@ impl UcxBackend {
             fabric: Text::new(BACKEND)?,
             version: VERSION,
             library: Text::new(self.shared.context.library().version_text())?,
+            networks: self.shared.look(|core| core.networks.clone()),
             step,
             from: Incarnation::from_bytes(self.shared.incarnation),
             address: self.shared.address.clone(),
@@ -170,7 +174,7 @@ impl Core {
         while self.words.contains_key(&space(fresh)) {
             fresh = fresh.wrapping_add(1 << 32);
         }
-        let known = Peer::new(incarnation, address, letter.library.clone(), fresh);
+        let known = Peer::new(incarnation, address, (letter.library.clone(), letter.networks.clone()), fresh);
         let peer = self.peers.insert(known).ok_or_else(|| {
             Error::new(ErrorKind::Resources, operation, "as many peers as can be named").with_backend(BACKEND)
         })?;

@@ -16,6 +16,7 @@ linux! {
     mod door;
     mod error;
     mod flight;
+    mod guard;
     mod handshake;
     mod lanes;
     pub mod limit;
@@ -28,6 +29,7 @@ linux! {
     mod post;
     mod probe;
     mod progress;
+    mod reach;
     mod require;
     mod serve;
     mod shared;

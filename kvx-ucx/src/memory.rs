@@ -12,7 +12,7 @@ use crate::backend::UcxBackend;
 use crate::core::Imported;
 use crate::error::{BACKEND, closed, down, failed, malformed, stale};
 use crate::handshake::checksum;
-use crate::peer::of_versions;
+use crate::reach::of_versions;
 use crate::sys::{Key, Memory};
 
 /// Most pieces of a region, and most bytes of UCX's key to one.
@@ -144,7 +144,7 @@ impl MemoryRegistry for UcxBackend {
             }
             let known = core.peer("import_key", peer)?;
             if !known.is_open() {
-                return Err(down("import_key", "the connection is over").with_context("peer", peer));
+                return Err(known.over("import_key").with_context("peer", peer));
             }
             let owner = known.incarnation;
             let blob = Blob::decode(blob)?;

@@ -6,23 +6,36 @@ use kvx_core::{Error, Result};
 
 use crate::config::Options;
 use crate::error::{BACKEND, missing, refused};
+use crate::guard;
+use crate::reach;
 use crate::sys::{Context, Failure, Library, Status, Worker, load};
 
 /// The library and what it finds, with these options.
 pub(crate) fn context(options: &Options) -> Result<Context> {
+    let _alone = guard::check()?;
     let library = load(options.lib.as_deref()).map_err(|error| missing("open", &error))?;
     Context::new(library, &options.told(), &options.preferred()).map_err(|failure| match failure.call {
         "ucp_config_modify" => match (failure.status, failure.said.as_slice()) {
             (Status::INVALID_PARAM, [setting, said @ ..]) => unread(library, setting, said.first().map(String::as_str)),
             (_, said) => unknown(library, said.first().map_or("", String::as_str)),
         },
-        _ => begins_not(library, options, &failure),
+        _ => unread_variable(library, &failure.said).unwrap_or_else(|| begins_not(library, options, &failure)),
+    })
+}
+
+/// The variable whose value UCX has said that it cannot read.
+fn unread_variable(library: &Library, said: &[impl AsRef<str>]) -> Option<Error> {
+    let named = |name: &str| said.iter().map(AsRef::as_ref).find(|line| is_unread(line, name.strip_prefix("UCX_").unwrap_or("")));
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).find_map(|(name, value)| {
+        let line = named(&name)?;
+        Some(unread(library, &format!("{name}={value}"), Some(line)))
     })
 }
 
 /// A worker. Settings that UCX does not know, or whose values it cannot read, are refused.
 pub(crate) fn worker(context: &Arc<Context>, options: &Options) -> Result<Worker> {
     let library = context.library();
+    let _alone = guard::check()?;
     let worker = Worker::new(context).map_err(|failure| {
         let said: Vec<&str> = context.said.lines().chain(failure.said.iter().map(String::as_str)).collect();
         wrong_setting(library, options, &said).unwrap_or_else(|| begins_not(library, options, &failure))
@@ -30,7 +43,7 @@ pub(crate) fn worker(context: &Arc<Context>, options: &Options) -> Result<Worker
     let said: Vec<&str> = context.said.lines().chain(worker.said.lines()).collect();
     match wrong_setting(library, options, &said) {
         Some(error) => Err(error),
-        None => Ok(worker),
+        None => reach::check(context, options, &said).map(|()| worker),
     }
 }
 
@@ -47,10 +60,11 @@ fn wrong_setting(library: &Library, options: &Options, said: &[&str]) -> Option<
     if let Some((name, _)) = options.settings.iter().find(|(name, _)| said.iter().any(|line| is_unknown(line, name))) {
         return Some(unknown(library, name));
     }
-    options.settings.iter().find_map(|(name, value)| {
+    let own = options.settings.iter().find_map(|(name, value)| {
         let line = said.iter().find(|line| is_unread(line, name))?;
         Some(unread(library, &format!("{name}={value}"), Some(line)))
-    })
+    });
+    own.or_else(|| unread_variable(library, said))
 }
 
 /// A setting that UCX does not take.

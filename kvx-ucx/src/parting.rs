@@ -23,6 +23,17 @@ pub(crate) struct Lingering {
     batch: Batch,
     /// Or then. `None`: to close it before it is connected might end the process.
     until: Option<Instant>,
+    incarnation: [u8; 16],
+}
+
+/// Most endpoints to one peer that wait for a connection in order to be closed.
+pub(crate) const MOST_STUCK: usize = 8;
+
+impl Lingering {
+    /// Whether it is of this peer, and is closed only once it is connected, which may be never.
+    pub(crate) fn is_stuck(&self, incarnation: &[u8; 16]) -> bool {
+        self.until.is_none() && self.incarnation == *incarnation
+    }
 }
 
 impl Core {
@@ -45,11 +56,12 @@ impl Core {
             self.counters.count(Kind::Bye, 0);
             batch.send(&endpoint, Header { kind: Kind::Bye, word, from, number: 0 }.encode(), Vec::new());
         }
+        let incarnation = self.peers.get(peer).map_or([0; 16], |known| known.incarnation);
         let lingers = words.is_some() || (connecting && fragile);
         if lingers && batch.is_pending() {
             let until = (!connecting || !fragile).then(|| Instant::now() + PARTING);
             self.timed |= until.is_some();
-            self.lingering.insert(token, Lingering { peer, endpoint, batch, until });
+            self.lingering.insert(token, Lingering { peer, endpoint, batch, until, incarnation });
             return;
         }
         endpoint.close();

@@ -14,18 +14,17 @@ use kvx_core::wire::Text;
 use kvx_core::{Error, Result};
 
 use crate::core::Core;
-use crate::error::{again, down, failed, transfer};
+use crate::error::{again, down, transfer};
 use crate::flight::Stop;
 use crate::lanes::{Lanes, Reach};
+use crate::parting::MOST_STUCK;
+use crate::reach::{self, Networks, of_the_two, unreached};
 use crate::require::unwanted;
 use crate::ask::Offer;
 use crate::message::{Header, Kind, MOST_NUMBERS, Range, Refusal, numbers, read_numbers};
 use crate::probe::{IN_FLIGHT, NOTES};
-use crate::sys::{Batch, Endpoint, Failure, HEADER, Library, Status, Worker};
+use crate::sys::{Batch, Endpoint, HEADER, Status, Worker};
 use crate::tags::{Tags, space};
-
-/// How UCX says of a transport that it cannot report the death of a peer.
-const DEAF: &str = "no peer failure handler";
 
 pub(crate) struct Peer {
     pub(crate) incarnation: [u8; 16],
@@ -33,6 +32,7 @@ pub(crate) struct Peer {
     pub(crate) address: Arc<[u8]>,
     /// The version of its UCX.
     pub(crate) library: Text<32>,
+    pub(crate) networks: Networks,
     /// This side's word for the connection, and the peer's once it is known.
     pub(crate) word: u64,
     pub(crate) their_word: Option<u64>,
@@ -87,11 +87,17 @@ pub(crate) enum Phase {
 }
 
 impl Peer {
-    pub(crate) fn new(incarnation: [u8; 16], address: Arc<[u8]>, library: Text<32>, word: u64) -> Self {
+    pub(crate) fn new(
+        incarnation: [u8; 16],
+        address: Arc<[u8]>,
+        (library, networks): (Text<32>, Networks),
+        word: u64,
+    ) -> Self {
         Self {
             incarnation,
             address,
             library,
+            networks,
             word,
             their_word: None,
             ready: false,
@@ -113,6 +119,11 @@ impl Peer {
         }
     }
 
+    /// What is said to whoever uses a connection that is over: why it is.
+    pub(crate) fn over(&self, operation: &'static str) -> Error {
+        self.why.as_ref().map_or_else(|| down(operation, "the connection is over"), again)
+    }
+
     pub(crate) const fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }
@@ -122,34 +133,28 @@ impl Core {
     /// Makes the endpoint of an open peer, if there is none.
     pub(crate) fn way(&mut self, operation: &'static str, peer: PeerId) -> Result<()> {
         let token = self.token();
-        let known = self.peers.get_mut(peer).filter(|known| known.is_open());
-        let (Some(known), Some(worker)) = (known, &mut self.worker) else {
+        let (Some(known), Some(worker)) = (self.peers.get_mut(peer), &mut self.worker) else {
             return Err(down(operation, "the connection is over").with_context("peer", peer));
         };
+        if !known.is_open() {
+            return Err(known.over(operation).with_context("peer", peer));
+        }
         if known.way.is_some() {
             return Ok(());
         }
+        let stuck = self.lingering.values().filter(|other| other.is_stuck(&known.incarnation)).count();
+        if stuck >= MOST_STUCK {
+            return Err(reach::stuck(operation, stuck));
+        }
         self.touched = true;
-        let endpoint = Endpoint::new(worker, &known.address, token).map_err(|Failure { status, said, .. }| {
-            let error = if status == Status::UNREACHABLE {
-                down(operation, "the two sides have no transport in common that reaches the peer")
-            } else {
-                failed(operation, "no endpoint can be made", self.library, status)
-            };
-            let error = error
-                .with_native(status.0.into())
-                .with_context("peer", peer)
-                .with_remedy(if said.iter().any(|line| line.contains(DEAF)) {
-                    "add a transport that reports a dead peer, such as tcp, to tls and devices, or see docs/ucx.md for \
-                     ucx.MM_ERROR_HANDLING"
-                } else {
-                    "compare tls and devices of both sides (kvx backends)"
-                });
-            let error = match said.first() {
-                Some(line) => error.with_context("said", line),
-                None => error,
-            };
-            of_versions(error, self.library, known)
+        if let Some(error) = self.barred.why(&known.address) {
+            return Err(error.with_context("peer", peer));
+        }
+        let endpoint = Endpoint::new(worker, &known.address, token).map_err(|failure| {
+            let both = (&self.networks, &*known);
+            let error = unreached(operation, &failure, (self.library, &self.options), both);
+            self.barred.note(&known.address, &failure, &error);
+            error.with_context("peer", peer)
         })?;
         let mut batch = Batch::new(worker, &endpoint.load, token, Vec::new(), Vec::new());
         // Not a flush: until there is a connection none is given to UCX. 1.20 was seen to use one after it was freed, when the
@@ -180,7 +185,7 @@ impl Core {
         if let Some(status) = batch.failure() {
             return self.broken(peer, "it cannot be reached", status);
         }
-        let lanes = Lanes::of(&way.endpoint.lanes());
+        let lanes = Lanes::of(&way.endpoint.lanes(), self.taken);
         way.contact = Contact::Made(lanes.info(), lanes.reach());
         self.trying.remove(&peer);
         self.stirred = true;
@@ -188,7 +193,7 @@ impl Core {
         let required = self.options.require.as_ref().filter(|names| !lanes.admitted_by(names));
         if let Some(required) = required {
             let found = self.worker.as_ref().map(Worker::resources).unwrap_or_default();
-            let error = unwanted(required, &self.options, &found, &lanes);
+            let error = unwanted(required, &self.options, &found, (&lanes, self.taken));
             self.end(peer, Some(error));
             return;
         }
@@ -238,11 +243,8 @@ impl Core {
             let mut error = down("connect", "the peer cannot be reached in time")
                 .with_context("milliseconds", bound.as_millis())
                 .with_remedy("see that both sides' interfaces reach each other, or choose them: devices=...");
-            if let Some(devices) = &self.options.devices {
-                error = error.with_context("devices", devices);
-            }
             if let Some(known) = self.peers.get(peer) {
-                error = of_versions(error, self.library, known);
+                error = of_the_two(error, self.library, &self.options, &self.networks, known);
             }
             self.end(peer, Some(error));
         }
@@ -378,15 +380,6 @@ impl Core {
 
 fn known_queue_is_empty(core: &Core, peer: PeerId) -> bool {
     core.peers.get(peer).is_none_or(|known| known.queue.is_empty())
-}
-
-/// An error for which it may be the reason that the two sides have different versions of UCX: then it names them.
-pub(crate) fn of_versions(error: Error, library: &Library, peer: &Peer) -> Error {
-    let ours = library.version_text();
-    if peer.library.as_str() == ours {
-        return error;
-    }
-    error.with_context("this side's UCX", ours).with_context("the peer's UCX", &peer.library)
 }
 
 /// What a transfer of a connection that broke failed with.

@@ -126,7 +126,7 @@ impl Core {
         }
         let known = self.peer("submit", peer)?;
         if !known.is_open() {
-            return Err(down("submit", "the connection is over").with_context("peer", peer));
+            return Err(known.over("submit").with_context("peer", peer));
         }
         if !known.ready {
             return Err(misuse("submit", "the handshake with this peer is not complete"));

@@ -4,15 +4,20 @@ use kvx_core::Error;
 
 use crate::config::{Names, Options};
 use crate::error::BACKEND;
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, Taken};
 
 /// Why UCX chose another is known only where it was left none of them: of `found`, as in `tcp/eth0`.
-pub(crate) fn unwanted(required: &Names, options: &Options, found: &[String], chosen: &Lanes) -> Error {
+pub(crate) fn unwanted(required: &Names, options: &Options, found: &[String], (chosen, taken): (&Lanes, Taken)) -> Error {
     let error = Error::config("connect", "a transport that was not asked for would carry the data")
         .with_backend(BACKEND)
         .with_context("require", required)
         .with_context("chosen", chosen);
     let is_required = |resource: &String| resource.split('/').next().is_some_and(|name| required.admit(name));
+    if taken == Taken::Plain && required.admit("cma") && found.iter().any(|resource| resource.starts_with("cma/")) {
+        return error.with_remedy(
+            "allow another with require: before UCX 1.20, and with PROTO_ENABLE=n, CMA carries nothing that is read or written by itself",
+        );
+    }
     if found.iter().any(is_required) {
         return error.with_remedy("allow it with require, or see why UCX does not choose the other: UCX_LOG_LEVEL=info");
     }
@@ -32,11 +37,11 @@ mod tests {
 
     #[test]
     fn what_keeps_a_required_transport_out_is_named() {
-        let chosen = Lanes::of(&["0:tcp/eth0.0 md[1] -> md[1]/tcp/sysdev[255] rma_bw#0".to_owned()]);
+        let chosen = Lanes::of(&["0:tcp/eth0.0 md[1] -> md[1]/tcp/sysdev[255] am rma_bw#0".to_owned()], Taken::All);
         let said = |options: &str, found: &[&str]| {
             let options = Options::read(&options.parse().unwrap()).unwrap();
             let found: Vec<_> = found.iter().map(|name| (*name).to_owned()).collect();
-            unwanted(options.require.as_ref().unwrap(), &options, &found, &chosen).to_string()
+            unwanted(options.require.as_ref().unwrap(), &options, &found, (&chosen, Taken::All)).to_string()
         };
         let text = said("require=rc_*,devices=eth0", &["self/memory", "tcp/eth0"]);
         assert!(text.contains("with devices=eth0:") && text.contains("found=self/memory tcp/eth0"), "{text}");

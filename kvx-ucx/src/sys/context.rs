@@ -51,9 +51,11 @@ impl Context {
     ) -> Result<Self, Failure> {
         let ucp = &library.ucp;
         let mut config = ptr::null_mut();
-        // SAFETY: no prefix and no file, and a place for the result.
-        let status = unsafe { ucp.ucp_config_read(ptr::null(), ptr::null(), &raw mut config) };
-        fail("ucp_config_read", status, Vec::new)?;
+        let (status, said) = log::listen(library, || {
+            // SAFETY: no prefix and no file, and a place for the result.
+            unsafe { ucp.ucp_config_read(ptr::null(), ptr::null(), &raw mut config) }
+        });
+        fail("ucp_config_read", status, || said.into_lines())?;
         let config = Config { library, handle: config };
         for (name, value) in settings {
             let (status, said) = log::listen(library, || config.modify(name, value));

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Bytes of the header of a file of 64 bits, of a header of a segment, and of one of a section.
 const HEADER: usize = 64;
@@ -20,22 +21,63 @@ pub(crate) struct Cut {
     pub(crate) said: u64,
 }
 
+/// What is wrong with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    Cut(Cut),
+    /// Nothing to be read: the loader would wait for ever for somebody to write to a pipe.
+    NoFile,
+    /// It is of another processor. The loader says that there is none.
+    Processor,
+}
+
 /// Looks whether a file has all that its headers announce. `Ok` also where it is none, or no library of 64 bits: the loader says so.
-pub(super) fn check(path: &Path) -> Result<(), Cut> {
+pub(super) fn check(path: &Path) -> Result<(), Wrong> {
+    let Ok(kind) = std::fs::metadata(path) else { return Ok(()) };
+    if !kind.is_file() {
+        return Err(Wrong::NoFile);
+    }
     let Ok(mut file) = File::open(path) else { return Ok(()) };
-    let Some(bytes) = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|it| it.len()) else { return Ok(()) };
+    let mut begin = [0; HEADER];
+    if file.read_exact(&mut begin).is_ok() && is_library(&begin) && own_processor().is_some_and(|own| own != processor(&begin)) {
+        return Err(Wrong::Processor);
+    }
+    if file.seek(SeekFrom::Start(0)).is_err() {
+        return Ok(());
+    }
+    let bytes = kind.len();
     match said(&mut file) {
-        Some(said) if said > bytes => Err(Cut { bytes, said }),
+        Some(said) if said > bytes => Err(Wrong::Cut(Cut { bytes, said })),
         _ => Ok(()),
     }
+}
+
+/// Whether a file of 64 bits begins so.
+fn is_library(header: &[u8; HEADER]) -> bool {
+    let own_order = if cfg!(target_endian = "little") { 1 } else { 2 };
+    header[..6] == [0x7f, b'E', b'L', b'F', 2, own_order]
+}
+
+/// `e_machine`.
+fn processor(header: &[u8; HEADER]) -> u16 {
+    u16::from_ne_bytes([header[18], header[19]])
+}
+
+/// That of this program. Where it cannot be read, none is wrong.
+fn own_processor() -> Option<u16> {
+    static OWN: OnceLock<Option<u16>> = OnceLock::new();
+    *OWN.get_or_init(|| {
+        let mut header = [0; HEADER];
+        File::open("/proc/self/exe").ok()?.read_exact(&mut header).ok()?;
+        Some(processor(&header))
+    })
 }
 
 /// The end of the last segment or section. Where the tables that say so are cut off, the end of these.
 fn said(file: &mut File) -> Option<u64> {
     let mut header = [0; HEADER];
     file.read_exact(&mut header).ok()?;
-    let own_order = if cfg!(target_endian = "little") { 1 } else { 2 };
-    if header[..6] != [0x7f, b'E', b'L', b'F', 2, own_order] {
+    if !is_library(&header) {
         return None;
     }
     let (segments, sections) = (word(&header, 32), word(&header, 40));
@@ -87,7 +129,7 @@ mod tests {
         let whole = said(&mut File::open(&own).unwrap()).unwrap();
         for left in [whole - 1, whole / 2, 4096, 100, HEADER as u64] {
             file.set_len(left).unwrap();
-            let cut = check(&path).unwrap_err();
+            let Err(Wrong::Cut(cut)) = check(&path) else { panic!("{left} bytes") };
             assert!(cut.bytes == left && cut.said > left && cut.said <= whole, "{cut:?}");
         }
         // What has no whole header is no such file: so says the loader.
@@ -99,6 +141,12 @@ mod tests {
         assert_eq!(check(&path), Ok(()));
         fs::remove_file(&path).unwrap();
         assert_eq!(check(&path), Ok(()));
-        assert_eq!(check(Path::new("/dev/null")), Ok(()));
+        assert_eq!(check(Path::new("/dev/null")), Err(Wrong::NoFile));
+        // The same file, but for the processor.
+        let mut bytes = fs::read(&own).unwrap();
+        bytes[18] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(check(&path), Err(Wrong::Processor));
+        fs::remove_file(&path).unwrap();
     }
 }

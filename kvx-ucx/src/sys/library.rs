@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 
 use super::bindings::functions::Ucp;
-use super::elf::{self, Cut};
+use super::elf::{self, Cut, Wrong};
 use super::log;
 
 /// The API that is asked for: what Debian 12 has.
@@ -53,6 +53,8 @@ pub(crate) enum Missing {
     Library(String),
     /// Its file, or that of one that it needs, ends too soon.
     Cut { path: String, cut: Cut },
+    /// It is nothing that can be opened, or of another processor.
+    Foreign { path: String, what: &'static str },
     /// It lacks a function.
     Symbol { path: String, name: &'static str },
     /// It is older than what is asked for.
@@ -68,6 +70,7 @@ impl fmt::Display for Missing {
             Self::Cut { path, cut: Cut { bytes, said } } => {
                 write!(f, "{path} is cut off: it has {bytes} bytes, and says that it has {said}")
             }
+            Self::Foreign { path, what } => write!(f, "{path} {what}"),
             Self::Symbol { path, name } => write!(f, "{path} has no function {name}"),
             Self::Old { path, version: (major, minor, patch) } => {
                 write!(f, "{path} is UCX {major}.{minor}.{patch}, and kvx needs {}.{}", API.0, API.1)
@@ -84,6 +87,7 @@ impl Missing {
         match self {
             Self::Other { .. } => "use one UCX library per process".to_owned(),
             Self::Cut { .. } => "copy or install it once more".to_owned(),
+            Self::Foreign { .. } => format!("name another with the option lib or in {VARIABLE}"),
             _ => format!(
                 "install UCX {}.{} or later (Debian and Ubuntu: apt-get install libucx0; Python: pip install libucx-cu12), or name \
                  its libucp.so.0 with the option lib or in {VARIABLE}",
@@ -146,7 +150,11 @@ fn check(path: &Path) -> Result<(), Missing> {
     let modules = modules.filter(|path| path.to_string_lossy().contains(".so"));
     let all = BESIDE.iter().map(|name| directory.join(name)).chain(modules);
     for path in std::iter::once(path.to_owned()).chain(all) {
-        elf::check(&path).map_err(|cut| Missing::Cut { path: path.display().to_string(), cut })?;
+        elf::check(&path).map_err(|wrong| match (path.display().to_string(), wrong) {
+            (path, Wrong::Cut(cut)) => Missing::Cut { path, cut },
+            (path, Wrong::NoFile) => Missing::Foreign { path, what: "is no file" },
+            (path, Wrong::Processor) => Missing::Foreign { path, what: "is of another processor than this program's" },
+        })?;
     }
     Ok(())
 }
@@ -160,16 +168,19 @@ fn open(path: &str) -> Result<Library, Missing> {
     let first = open(Path::new(path), RTLD_NOW | RTLD_LOCAL);
     let opened = first.or_else(|error| {
         let beside = Path::new(path).parent().filter(|parent| !parent.as_os_str().is_empty());
-        let Some(directory) = beside.filter(|directory| directory.join(BESIDE[0]).exists()) else {
+        let Some(directory) = beside.filter(|directory| BESIDE.iter().any(|name| directory.join(name).exists())) else {
             return Err(error);
         };
+        let mut first = None;
         for name in BESIDE {
             // They name each other in a circle, so each must be seen by those before it.
-            if let Ok(needed) = open(&directory.join(name), RTLD_LAZY | RTLD_GLOBAL) {
-                std::mem::forget(needed);
+            match open(&directory.join(name), RTLD_LAZY | RTLD_GLOBAL) {
+                Ok(needed) => std::mem::forget(needed),
+                Err(error) => first = first.or(Some(error)),
             }
         }
-        open(Path::new(path), RTLD_NOW | RTLD_LOCAL)
+        // Whichever could not be opened is what the others lack.
+        open(Path::new(path), RTLD_NOW | RTLD_LOCAL).map_err(|error| first.unwrap_or(error))
     });
     let opened = opened.map_err(|error| Missing::Library(why(&error)))?;
     let logging = log::Logging::find(&opened);

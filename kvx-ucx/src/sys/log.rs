@@ -90,7 +90,7 @@ pub(crate) fn attach(library: &Library) {
         return;
     }
     if let Some(logging) = library.logging {
-        KEPT.store(std::env::var_os("UCX_LOG_FILE").is_some(), Relaxed);
+        KEPT.store(std::env::var_os("UCX_LOG_FILE").is_some_and(|file| !file.is_empty()), Relaxed);
         // SAFETY: the handler has the type that UCX calls it by, lasts for ever and does not unwind.
         unsafe { (logging.push)(handler) };
     }

@@ -12,6 +12,8 @@ mod absent;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod again;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod carriers;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod count;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod deaths;
@@ -62,7 +64,13 @@ fn main() -> std::process::ExitCode {
     let tests: &[(&str, fn())] = &[
         ("two_namespaces_over_ipv4", network::two_namespaces_over_ipv4),
         ("two_namespaces_over_ipv6", network::two_namespaces_over_ipv6),
+        ("what_is_said_to_carry_the_data_does", carriers::what_is_said_to_carry_the_data_does),
+        ("cma_that_carries_nothing_is_refused", carriers::cma_that_carries_nothing_is_refused),
         ("an_interface_that_leads_nowhere", network::an_interface_that_leads_nowhere),
+        (
+            "an_interface_that_only_the_peer_reaches",
+            network::an_interface_that_only_the_peer_reaches,
+        ),
         ("an_interface_that_is_of_no_use", network::an_interface_that_is_of_no_use),
         (
             "a_first_connection_that_fails_is_not_the_last",
@@ -117,6 +125,8 @@ fn main() -> std::process::ExitCode {
             "wrong_settings_are_seen_however_little_is_logged",
             refusals::wrong_settings_are_seen_however_little_is_logged,
         ),
+        ("what_would_end_the_process_is_refused", refusals::what_would_end_the_process_is_refused),
+        ("too_few_descriptors_are_counted", refusals::too_few_descriptors_are_counted),
         ("what_no_transport_can_do_is_said", refusals::what_no_transport_can_do_is_said),
         ("what_an_error_says_is_not_logged_too", told::what_an_error_says_is_not_logged_too),
         ("a_library_that_is_cut_off_is_refused", absent::a_library_that_is_cut_off_is_refused),

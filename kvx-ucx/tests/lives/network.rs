@@ -5,11 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kvx_core::ErrorKind;
-use kvx_core::backend::TransferBackend as _;
+use kvx_core::backend::{Events, TransferBackend as _};
 use kvx_core::id::TransferId;
 use kvx_core::memory::{MemoryRegistry as _, Region};
 use kvx_core::transfer::{Mode, PostedSegment};
 
+use crate::count::Left;
 use crate::pair::{alone, block, open_with, skip, transfer};
 use crate::peer::Process;
 
@@ -165,6 +166,55 @@ pub(crate) fn an_interface_that_leads_nowhere() {
         let error = met.unwrap_err();
         assert!(begin.elapsed() < Duration::from_secs(4), "{:?}: {error}", begin.elapsed());
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("devices")), "{error}");
+    });
+}
+
+/// An address that this host does not reach, until dropped.
+struct NoWay(String);
+
+impl NoWay {
+    fn to(address: String) -> Self {
+        ip(&format!("route add unreachable {address}")).unwrap();
+        Self(address)
+    }
+}
+
+impl Drop for NoWay {
+    fn drop(&mut self) {
+        let _ = ip(&format!("route del unreachable {}", self.0));
+    }
+}
+
+/// A second interface of the peer's, to which this host has no way: UCX may choose it. Then the error says so, and nothing is left
+/// behind, however often it is tried.
+pub(crate) fn an_interface_that_only_the_peer_reaches() {
+    with_namespace("an_interface_that_only_the_peer_reaches", Family::Four, 1, |namespace| {
+        let (name, process) = (&namespace.name, std::process::id());
+        let (far, farther) = (format!("uf{process}"), format!("ug{process}"));
+        let address = format!("198.19.254.{}/32", process % 254 + 1);
+        ip(&format!("-n {name} link add {far} type veth peer name {farther}")).unwrap();
+        ip(&format!("-n {name} addr add {address} dev {far}")).unwrap();
+        for end in [&far, &farther] {
+            ip(&format!("-n {name} link set {end} up")).unwrap();
+        }
+        // As on a host without a default route.
+        let _route = NoWay::to(address);
+        let options = "tls=tcp,connect_ms=1000";
+        let one = open_with(&format!("{options},devices={}", namespace.links[0].outside)).unwrap();
+        let mut process = Process::start_in(name, &format!("{options},devices={far}"));
+        let mut before = None;
+        for round in 0..6 {
+            let met = process.meet(&one).and_then(|(peer, _)| block(one.connect(peer)));
+            let error = met.unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(&format!("the peer has=tcp/{far}")), "{text}");
+            assert!(error.remedy().is_some_and(|remedy| remedy.contains("devices")), "{text}");
+            one.poll(&mut Events::with_limit(64));
+            if round == 0 {
+                before = Some(Left::at_rest());
+            }
+        }
+        before.unwrap().is_all_that_is_left("six attempts");
     });
 }
 

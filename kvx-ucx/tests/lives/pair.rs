@@ -37,6 +37,16 @@ pub(crate) fn skipped() -> Option<String> {
 
 /// Runs a test in a process of its own, with these variables: this program, started again.
 pub(crate) fn alone(test: &str, variables: &[(&str, &str)], act: impl FnOnce()) {
+    alone_by(Command::new(std::env::current_exe().unwrap()), test, variables, act);
+}
+
+/// As [`alone`], by a command that starts this program with what is added to its arguments.
+pub(crate) fn alone_by(
+    mut program: Command,
+    test: &str,
+    variables: &[(&str, &str)],
+    act: impl FnOnce(),
+) {
     const ALONE: &str = "KVX_UCX_ALONE";
     const MARK: &str = "kvx-skipped: ";
     if std::env::var(ALONE).is_ok_and(|asked| asked == test) {
@@ -47,7 +57,6 @@ pub(crate) fn alone(test: &str, variables: &[(&str, &str)], act: impl FnOnce()) 
         }
         return;
     }
-    let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", test]).env(ALONE, test).envs(variables.iter().copied());
     let output = program.stderr(std::process::Stdio::inherit()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -62,7 +71,7 @@ pub(crate) fn alone(test: &str, variables: &[(&str, &str)], act: impl FnOnce()) 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Tcp,
-    /// For data, with TCP beside it.
+    /// For data, with TCP beside it. UCX 1.13 has it carry nothing.
     Cma,
     /// Alone.
     SharedMemory,
@@ -78,7 +87,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// What UCX 1.13 takes from the environment only, where CMA is wanted.
+/// What has UCX 1.13 choose CMA, for what kvx does not use. It takes that from the environment only.
 pub(crate) const CMA_1_13: (&str, &str) = ("UCX_CMA_MEMORY_INVALIDATE", "y");
 
 impl Way {
@@ -86,7 +95,8 @@ impl Way {
         let device = lasting_interface();
         match self {
             Self::Tcp => format!("tls=tcp,devices={device}"),
-            Self::Cma if is_1_13() => format!("tls=tcp+sm,devices={device},require=cma"),
+            // There it is, and carries nothing.
+            Self::Cma if is_1_13() => format!("tls=tcp+sm,devices={device},require=tcp"),
             Self::Cma => {
                 format!("tls=tcp+sm,devices={device},ucx.CMA_MEMORY_INVALIDATE=y,require=cma")
             }

@@ -4,6 +4,7 @@ use kvx_core::ErrorKind;
 use kvx_core::backend::TransferBackend as _;
 use kvx_core::config::BackendConfig;
 use kvx_core::registry::Probe;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::pair::{Pair, alone, block, is_1_13, lasting_interface, open_with};
 use crate::told::lines_of;
@@ -66,6 +67,43 @@ pub(crate) fn another_library_is_refused() {
     assert!(reason.contains("/nowhere") && remedy.is_some(), "{reason}");
 }
 
+/// What UCX would end the process for, or say no more of than that it failed.
+pub(crate) fn what_would_end_the_process_is_refused() {
+    const TEST: &str = "what_would_end_the_process_is_refused";
+    for (name, value) in [
+        ("UCX_MAX_EAGER_LANES", "junk"),
+        ("UCX_LOG_FILE", "/nonexistent/x"),
+        ("UCX_KEEPALIVE_INTERVAL", "abc"),
+        ("UCX_TCP_TX_SEG_SIZE", "junk"),
+    ] {
+        alone(TEST, &[(name, value)], || {
+            // In a process that is started for this, it is one of them, and for the last time nothing is wrong but a limit.
+            let all = ["UCX_MAX_EAGER_LANES", "UCX_LOG_FILE", "UCX_KEEPALIVE_INTERVAL"];
+            let given = all.into_iter().find(|name| std::env::var_os(name).is_some());
+            let given = given.unwrap_or("UCX_TCP_TX_SEG_SIZE");
+            let (result, lines) = lines_of(|| open_with("tls=tcp"));
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.message().contains(given) && error.remedy().is_some(), "{error}");
+            assert_eq!(lines, [""; 0]);
+        });
+    }
+}
+
+/// With too few descriptors UCX may end the process, too.
+pub(crate) fn too_few_descriptors_are_counted() {
+    alone("too_few_descriptors_are_counted", &[], || {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        let most = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(open + 8), maximum: most }).unwrap();
+        let error = open_with("tls=tcp").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Resources, "{error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("ulimit -n")), "{error}");
+        setrlimit(Resource::Nofile, Rlimit { current: Some(open + 100), maximum: most }).unwrap();
+        open_with("tls=tcp").unwrap();
+    });
+}
+
 /// What UCX knows and can read, and cannot do: the advice names it. Later versions find that out when the worker is made.
 pub(crate) fn settings_that_ucx_cannot_do_are_named() {
     let error = open_with("tls=tcp,ucx.ZCOPY_THRESH=much").unwrap_err();
@@ -125,12 +163,28 @@ pub(crate) fn wrong_settings_are_seen_however_little_is_logged() {
     let _ = std::fs::remove_file(file);
 }
 
-/// Shared memory alone, which does not report the death of a peer unless told to.
+/// What could never be connected is not opened: shared memory alone, which does not report the death of a peer unless told to, and
+/// interfaces that are not here.
 pub(crate) fn what_no_transport_can_do_is_said() {
-    let open = || open_with("tls=posix").unwrap();
-    let pair = Pair::meet(&open(), &open());
+    for (options, named, advised) in [
+        ("tls=posix", "tls=posix", "MM_ERROR_HANDLING"),
+        ("tls=sm+self", "found=", "MM_ERROR_HANDLING"),
+        ("devices=nosuch0", "devices=nosuch0", "use what is here"),
+        ("ucx.NET_DEVICES=nosuch0", "'nosuch0' is not available", "use what is here"),
+    ] {
+        let error = open_with(options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains(named), "{options}: {error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains(advised)), "{error}");
+    }
+    open_with("tls=sm,ucx.MM_ERROR_HANDLING=y").unwrap();
+    // What the two do not have in common: both sides' networks are named.
+    let one = open_with(&format!("tls=tcp,devices={}", lasting_interface())).unwrap();
+    let pair = Pair::meet(&one, &open_with("tls=sm,ucx.MM_ERROR_HANDLING=y").unwrap());
     let error = block(pair.one.connect(pair.at_one)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
-    assert!(error.to_string().contains("no peer failure handler"), "{error}");
-    assert!(error.remedy().is_some_and(|remedy| remedy.contains("MM_ERROR_HANDLING")), "{error}");
+    let here = format!("here=tcp/{}", lasting_interface());
+    let text = error.to_string();
+    assert!(text.contains(&here) && text.contains("the peer has=none"), "{text}");
+    assert!(!text.contains("no debug data"), "{text}");
 }

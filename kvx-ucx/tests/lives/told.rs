@@ -68,11 +68,11 @@ pub(crate) fn what_an_error_says_is_not_logged_too() {
         assert_eq!(lines, [""; 0], "{options}");
     }
     // It may be on another host that has the transport.
-    let (one, lines) = lines_of(|| open_with("tls=posix+nosuch").unwrap());
+    let (one, lines) = lines_of(|| open_with("tls=tcp+nosuch").unwrap());
     let warned = lines.iter().filter(|line| line.starts_with("WARN") && line.contains("nosuch"));
     assert_eq!((warned.count(), lines.len()), (1, 1), "{lines:?}");
     // An endpoint that cannot be made, however often.
-    let other = open_with("tls=posix").unwrap();
+    let other = open_with("tls=sm,ucx.MM_ERROR_HANDLING=y").unwrap();
     let (error, lines) = lines_of(|| {
         let pair = Pair::meet(&one, &other);
         block(pair.one.connect(pair.at_one)).unwrap_err()
