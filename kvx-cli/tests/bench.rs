@@ -148,7 +148,7 @@ fn what_cannot_be_measured_is_refused() {
     {
         let bench = "--json bench --backend shm --tokens 64 --rounds 6 --small 5 --svg /dev/full";
         let run = kvx(bench);
-        let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
         assert!(report["gbps"]["median"].as_f64().unwrap() > 0.0, "{run:?}");
         assert!(run.stderr.contains("/dev/full cannot be written"), "{run:?}");
         assert_eq!(run.code, 1, "{run:?}");
