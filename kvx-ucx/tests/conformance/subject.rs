@@ -16,9 +16,8 @@ pub(crate) struct Ucx;
 
 /// Has UCX take CMA beside TCP, and refuses connections where it does not: with it, all runs of the kit prove CMA.
 const CMA: &str = "tls=tcp+sm,ucx.CMA_MEMORY_INVALIDATE=y,require=cma";
-/// UCX 1.13 takes that setting from the environment only. With it, it has CMA beside TCP, for what kvx does not use.
+/// UCX 1.13 takes that setting from the environment only. With it, it has CMA beside TCP, for what kvx does not use; without, TCP alone.
 const CMA_1_13: &str = "tls=tcp+sm,require=tcp";
-const CMA_1_13_VARIABLE: &str = "UCX_CMA_MEMORY_INVALIDATE";
 
 /// Ways to set it up, and the options of each.
 const SETUPS: &[(&str, &str)] = &[
@@ -54,11 +53,6 @@ impl Subject for Ucx {
     }
 
     fn probe(&self, setup: &str) -> Result<(), String> {
-        if text(setup) == CMA_1_13 && std::env::var_os(CMA_1_13_VARIABLE).is_none() {
-            return Err(format!(
-                "UCX 1.13 has CMA beside TCP only where {CMA_1_13_VARIABLE}=y is in the environment"
-            ));
-        }
         let config = text(setup).parse().map_err(|error: Error| error.to_string())?;
         match (kvx_ucx::REGISTRATION.probe)(&config) {
             Probe::Available { .. } => Ok(()),
