@@ -144,7 +144,11 @@ def hybrid(setting: Setting) -> Iterator[str]:
     """A model whose layers have windows and whose cache groups share memory."""
     p, d = kinds()
     p.model = d.model = setting.model.parent / "gemma"
-    with pair(setting, p, d) as both:
+    # Gemma 3 is not computed in float16.
+    dtype = "float32" if HALF == "float16" else HALF
+    for kind in (p, d):
+        kind.arguments = (*kind.arguments, "--dtype", dtype)
+    with pair(setting, p, d, dtype=dtype) as both:
         yield scenarios.lengths(both)
         yield scenarios.concurrent(both, 8)
 
