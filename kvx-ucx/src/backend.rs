@@ -13,7 +13,7 @@ use kvx_core::transfer::{Mode, PostedSegment};
 use kvx_core::{Error, ErrorKind, Result};
 
 use crate::config::Options;
-use crate::error::{BACKEND, again, down, misuse, system};
+use crate::error::{BACKEND, down, misuse, system};
 use crate::peer::{Contact, Peer, Way};
 use crate::shared::{Counters, Shared};
 
@@ -135,7 +135,7 @@ impl TransferBackend for UcxBackend {
                     && let Err(error) = core.way("connect", peer)
                     && core.peers.get(peer).is_some_and(Peer::is_open)
                 {
-                    core.end(peer, Some(again(&error)));
+                    core.end(peer, Some(error.again()));
                     return Poll::Ready(Err(error));
                 }
                 let way = core.peers.get(peer).and_then(|known| known.way.as_ref());
@@ -147,7 +147,7 @@ impl TransferBackend for UcxBackend {
                     }
                     None => {
                         let why = core.peers.get(peer).and_then(|known| known.why.as_ref());
-                        let error = why.map_or_else(|| down("connect", "the connection is over"), again);
+                        let error = why.map_or_else(|| down("connect", "the connection is over"), Error::again);
                         Poll::Ready(Err(error))
                     }
                 }

@@ -108,20 +108,3 @@ pub(crate) fn transfer(library: &Library, status: Status) -> Error {
         .with_native(status.0.into());
     if kind == ErrorKind::Peer { error.with_retry(Retry::Reconnect) } else { error }
 }
-
-/// The same error, once more.
-pub(crate) fn again(error: &Error) -> Error {
-    let mut copy = Error::new(error.kind(), error.operation(), error.message().to_owned())
-        .with_retry(error.retry())
-        .with_backend(BACKEND);
-    if let Some(code) = error.native() {
-        copy = copy.with_native(code);
-    }
-    for (key, value) in error.context() {
-        copy = copy.with_context(key, value);
-    }
-    match error.remedy() {
-        Some(remedy) => copy.with_remedy(remedy.to_owned()),
-        None => copy,
-    }
-}

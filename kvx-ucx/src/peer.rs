@@ -14,7 +14,7 @@ use kvx_core::wire::Text;
 use kvx_core::{Error, Result};
 
 use crate::core::Core;
-use crate::error::{again, down, transfer};
+use crate::error::{down, transfer};
 use crate::flight::Stop;
 use crate::lanes::{Lanes, Reach};
 use crate::parting::MOST_STUCK;
@@ -121,7 +121,7 @@ impl Peer {
 
     /// What is said to whoever uses a connection that is over: why it is.
     pub(crate) fn over(&self, operation: &'static str) -> Error {
-        self.why.as_ref().map_or_else(|| down(operation, "the connection is over"), again)
+        self.why.as_ref().map_or_else(|| down(operation, "the connection is over"), Error::again)
     }
 
     pub(crate) const fn is_open(&self) -> bool {
@@ -270,7 +270,7 @@ impl Core {
         });
         // Where the other side, or nobody, is to blame, it knows, or cannot be told.
         let words = error.is_none().then_some(known.their_word).flatten().map(|theirs| (theirs, known.word));
-        known.why = error.as_ref().map(again);
+        known.why = error.as_ref().map(Error::again);
         known.phase = Phase::Closing(error);
         if let Some(way) = known.way.take() {
             self.part(peer, way, words);

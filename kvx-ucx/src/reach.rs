@@ -7,7 +7,7 @@ use kvx_core::wire::Text;
 use kvx_core::{Error, ErrorKind, Result};
 
 use crate::config::{Names, Options};
-use crate::error::{BACKEND, again, down, failed};
+use crate::error::{BACKEND, down, failed};
 use crate::handshake::checksum;
 use crate::peer::Peer;
 use crate::sys::{Context, Failure, Library, Status};
@@ -174,7 +174,7 @@ impl Barred {
             self.0.remove(&key);
             return None;
         }
-        Some(again(error))
+        Some(error.again())
     }
 
     pub(crate) fn note(&mut self, worker: &[u8], failure: &Failure, error: &Error) {
@@ -186,7 +186,7 @@ impl Barred {
             if self.0.len() >= MOST {
                 self.0.clear();
             }
-            self.0.insert(checksum(worker), (address, again(error)));
+            self.0.insert(checksum(worker), (address, error.again()));
         }
     }
 }

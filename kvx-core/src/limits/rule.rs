@@ -2,6 +2,7 @@
 
 use super::Wanted;
 use super::here::Limits;
+use crate::error::limit_remedy;
 
 /// What the stack of a thread takes, unless a program says otherwise.
 const STACK: u64 = 2 << 20;
@@ -11,8 +12,7 @@ const PAGE: u64 = 2 << 20;
 
 pub(super) fn remedy(code: i32, wanted: Wanted, limits: &Limits) -> Option<String> {
     match (code, wanted) {
-        (libc::EMFILE, _) => Some("let this process have more descriptors: ulimit -n".into()),
-        (libc::ENFILE, _) => Some("let the system have more descriptors: sysctl fs.file-max".into()),
+        (libc::EMFILE | libc::ENFILE, _) => limit_remedy(code).map(Into::into),
         (libc::EFBIG, Wanted::Shared(bytes)) => Some(match limits.file {
             // It is made in whole pages.
             Some(limit) if limit < bytes.saturating_add(PAGE) => format!(
