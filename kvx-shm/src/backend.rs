@@ -125,7 +125,7 @@ impl TransferBackend for ShmBackend {
             if Instant::now() > until {
                 return Err(down("revoke", "the peer stands still in the midst of a read")
                     .with_context("peer", peer)
-                    .with_remedy("what it reads from now on it does not report; end its process"));
+                    .with_remedy("what it reads when it goes on it wipes and does not report; or end its process"));
             }
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::state::Place;
 use crate::sys::vm::MOST;
 use crate::sys::runs::Run;
-use crate::work::{CALL, STRIDE};
+use crate::strides::{CALL, STRIDE};
 
 /// What a byte of mapped memory takes of a chunk, where one that goes through the kernel takes 1: a chunk is one stride, or
 /// one call, or a mixture.
@@ -58,7 +58,7 @@ impl Chunks {
     pub(crate) fn take<'a>(
         &self,
         runs: &'a [Run],
-    ) -> Option<impl Iterator<Item = (usize, Range<usize>)> + use<'a>> {
+    ) -> Option<impl Iterator<Item = (usize, Range<usize>)> + Clone + use<'a>> {
         let index = self.next.fetch_add(1, Relaxed);
         let (from, to) = (*self.cuts.get(index)?, *self.cuts.get(index + 1)?);
         let of = (from.run..).zip(runs.get(from.run..)?).take_while(move |(at, _)| *at <= to.run);

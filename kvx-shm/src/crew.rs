@@ -26,7 +26,8 @@ use crate::engine::Shared;
 use crate::link::Link;
 use crate::route::Route;
 use crate::state::{Place, State};
-use crate::work::{Halt, Job, Scratch, run};
+use crate::strides::run;
+use crate::work::{Halt, Job, Scratch};
 
 /// A large job, and the threads that carry it out: those that have a reference.
 pub(crate) struct Crew {

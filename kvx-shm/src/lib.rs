@@ -34,6 +34,7 @@ linux! {
     mod route;
     mod segment;
     mod state;
+    mod strides;
     #[expect(unsafe_code, reason = "here is all of it")]
     mod sys;
     mod turning;

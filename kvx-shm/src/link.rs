@@ -12,7 +12,7 @@
 //! - `cancelled`: for each write in flight, whether the other side need not carry it out any more.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 
 use crate::door::{Door, Knocker, Porch};
@@ -396,6 +396,15 @@ fn cancelled(sequence: u64) -> usize {
 /// A thread of this side is copying out of the peer's memory as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Link);
+
+impl Inside<'_> {
+    /// Whether the owner has taken this side's access back meanwhile. If not, all that was copied before this was there to be
+    /// copied: what the owner puts there later comes after it took the access back.
+    pub(crate) fn was_revoked(&self) -> bool {
+        fence(Acquire);
+        self.0.theirs.load32(AT_REVOKED) != 0
+    }
+}
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {

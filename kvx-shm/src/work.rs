@@ -1,7 +1,6 @@
 //! Jobs, and the threads that carry them out.
 
 use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -11,20 +10,13 @@ use kvx_core::id::{PeerId, RegionId, TransferId};
 
 use crate::engine::Shared;
 use crate::error::{down, refused};
-use crate::host::Reach;
 use crate::link::Link;
 use crate::record::{self, Reply};
 use crate::route::Route;
 use crate::state::{Imported, Lanes, Outgoing, Phase, Place, State};
-use crate::sys::copy;
-use crate::sys::runs::{Runs, ThroughKernel};
+use crate::strides::run;
+use crate::sys::runs::Runs;
 use crate::sys::vm::Vectors;
-
-/// Bytes between two looks at whether to go on. Whoever ends a connection waits for no more than these.
-pub(crate) const STRIDE: usize = 256 << 10;
-
-/// Bytes of one call to the kernel, at most about.
-pub(crate) const CALL: usize = 4 << 20;
 
 /// A read of this side's.
 pub(crate) struct Read {
@@ -130,7 +122,7 @@ impl Job {
 /// What a thread keeps from job to job.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    vectors: Vectors,
+    pub(crate) vectors: Vectors,
 }
 
 impl Shared {
@@ -377,78 +369,4 @@ fn run_read(read: &Read, link: &Link, scratch: &mut Scratch) -> Result<Route, Ha
     run(link, &places, runs, runs.whole(), &|| read.stop.load(Relaxed), scratch)?;
     read.verify(link)?;
     Ok(Route::of(&places, runs.list()))
-}
-
-/// Copies these parts of runs, in strides, as long as the connection and `stop` allow it.
-pub(crate) fn run(
-    link: &Link,
-    places: &[Place],
-    runs: &Runs,
-    parts: impl Iterator<Item = (usize, Range<usize>)>,
-    stop: &dyn Fn() -> bool,
-    scratch: &mut Scratch,
-) -> Result<(), Halt> {
-    if stop() {
-        return Err(Halt::Stopped);
-    }
-    let mut inside = link.enter().ok_or(Halt::Over)?;
-    copy::job(runs.bytes());
-    let mut left = STRIDE;
-    let mut through_kernel = false;
-    let mut kernel = runs.through_kernel(&mut scratch.vectors);
-    for (index, part) in parts {
-        let run = &runs.list()[index];
-        let Range { start: mut at, end } = part;
-        while at < end {
-            if left == 0 {
-                drop(inside);
-                if stop() {
-                    return Err(Halt::Stopped);
-                }
-                inside = link.enter().ok_or(Halt::Over)?;
-                left = STRIDE;
-            }
-            let offset = run.offset() + at as u64;
-            at += match &places[run.place() as usize] {
-                Place::Shared(memory, base) => {
-                    let bytes = (end - at).min(left);
-                    let from = usize::try_from(base + offset).unwrap_or(usize::MAX);
-                    runs.fill(index, at..at + bytes, memory, from);
-                    left -= bytes;
-                    bytes
-                }
-                Place::Process(address) => {
-                    let bytes = (end - at).min(CALL);
-                    through_kernel = true;
-                    kernel.push(index, at..at + bytes, address + offset);
-                    if kernel.is_full() || kernel.bytes() >= CALL {
-                        read_process(link, &mut kernel)?;
-                        left = 0;
-                    }
-                    bytes
-                }
-            };
-        }
-    }
-    read_process(link, &mut kernel)?;
-    drop(inside);
-    // A process that is still there was there all the time, so the number did not come to name another one.
-    if through_kernel && link.is_dead() { Err(Halt::Over) } else { Ok(()) }
-}
-
-fn read_process(link: &Link, kernel: &mut ThroughKernel<'_>) -> Result<(), Halt> {
-    let expected = kernel.bytes();
-    if expected == 0 {
-        return Ok(());
-    }
-    if let Reach::No(why) = &link.reach {
-        return Err(Halt::NoAccess(why.clone()));
-    }
-    match kernel.read(link.pid) {
-        Ok(count) if count == expected => Ok(()),
-        // It stops at the first page that is not there.
-        Ok(_) => Err(Halt::Kernel(libc::EFAULT)),
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(Halt::Over),
-        Err(error) => Err(Halt::Kernel(error.raw_os_error().unwrap_or(libc::EIO))),
-    }
 }

@@ -105,7 +105,7 @@ impl Runs {
     }
 
     /// All of them, whole: their indices and bytes.
-    pub(crate) fn whole(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+    pub(crate) fn whole(&self) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
         self.runs.iter().enumerate().map(|(index, run)| (index, 0..run.bytes))
     }
 
@@ -130,6 +130,20 @@ impl Runs {
         // SAFETY: the source is inside a mapping that `memory` keeps; the target is inside a region that this list holds, to whose
         // bytes nobody refers (`Backing`'s contract). They are different mappings, so they do not overlap.
         unsafe { copy(from, to, part.len()) };
+    }
+
+    /// Overwrites part of a run with zeros.
+    ///
+    /// # Panics
+    ///
+    /// Where the part is not in the run.
+    pub(crate) fn wipe(&self, index: usize, part: Range<usize>) {
+        let run = &self.runs[index];
+        assert!(part.start <= part.end && part.end <= run.bytes);
+        // SAFETY: inside the run, as was just checked.
+        let to = unsafe { run.to.0.add(part.start) };
+        // SAFETY: inside a region that this list holds, to whose bytes nobody refers (`Backing`'s contract).
+        unsafe { to.write_bytes(0, part.len()) };
     }
 
     /// Fills runs through the kernel, many at once. The room is used again, as it has been used before.
