@@ -5,6 +5,8 @@ use std::io;
 use kvx_core::{Error, ErrorKind};
 use serde_json::{Value, json};
 
+use crate::output;
+
 /// All went well.
 pub(crate) const OK: u8 = 0;
 /// Something failed: a transfer, a verification, a file that cannot be written.
@@ -67,6 +69,12 @@ pub(crate) fn line(error: &Error) -> String {
         text.push_str("; configure both engines alike in this field");
     }
     text
+}
+
+/// Ends the program with an error, whatever its other threads are busy with; does nothing where its result was printed.
+pub(crate) fn end(error: &Error) {
+    let exit = || std::process::exit(exit_code(error).into());
+    output::last_words(&format!("error: {}", line(error)), &document(error), exit);
 }
 
 /// An error that others have, too, as one of one's own.

@@ -62,6 +62,7 @@ fn run(cli: &Cli) -> u8 {
     match done {
         Ok(code) => code,
         Err(Failure::Error(error)) => {
+            let error = remote::because(error);
             output::note(format!("error: {}", failure::line(&error)));
             // The exit code tells of the error in any case.
             let _unread = out.document(&failure::document(&error));

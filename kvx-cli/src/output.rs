@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use kvx_core::{Error, Result};
@@ -11,14 +12,28 @@ use serde::Serialize;
 #[derive(Debug)]
 pub(crate) struct Output {
     json: bool,
-    out: io::StdoutLock<'static>,
+    out: io::Stdout,
+}
+
+/// What the program was asked to print at its end, and whether it has. Whichever thread prints it has this meanwhile.
+static END: Mutex<End> = Mutex::new(End { json: false, is_said: false });
+
+#[derive(Debug)]
+struct End {
+    json: bool,
+    is_said: bool,
+}
+
+fn end() -> MutexGuard<'static, End> {
+    END.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Output {
     /// Standard output, for JSON or for people.
     #[must_use]
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, out: io::stdout().lock() }
+        end().json = json;
+        Self { json, out: io::stdout() }
     }
 
     /// Whether it takes one JSON document rather than text.
@@ -45,19 +60,38 @@ impl Output {
         self.line(table.trim_fmt())
     }
 
-    /// Prints the JSON document, where that was asked for.
+    /// Prints the JSON document, where that was asked for. There is one.
     ///
     /// # Errors
     ///
     /// As for [`line`](Self::line).
     pub(crate) fn document(&mut self, value: &impl Serialize) -> io::Result<()> {
-        if !self.json {
-            return Ok(());
-        }
-        serde_json::to_writer(&mut self.out, value)?;
-        writeln!(self.out)?;
-        self.out.flush()
+        let mut end = end();
+        end.is_said = true;
+        if self.json { print(&mut self.out, value) } else { Ok(()) }
     }
+}
+
+/// Ends the program from a thread that does not have its output, with an error; does nothing where its result was printed.
+pub(crate) fn last_words(said: &str, document: &impl Serialize, exit: impl FnOnce()) {
+    let end = end();
+    if end.is_said {
+        return;
+    }
+    note(said);
+    if end.json {
+        // The exit code tells of the error in any case.
+        let _unread = print(&mut io::stdout(), document);
+    }
+    // Nobody else says anything before that.
+    exit();
+}
+
+fn print(out: &mut io::Stdout, value: &impl Serialize) -> io::Result<()> {
+    let mut out = out.lock();
+    serde_json::to_writer(&mut out, value)?;
+    writeln!(out)?;
+    out.flush()
 }
 
 /// Columns of text where nobody says how many there are.

@@ -98,8 +98,8 @@ fn when_the_second_process_is_killed_the_first_ends_and_says_so() {
     for mode in ["read", "write"] {
         let running = Running::start(mode);
         signal(running.second, "-KILL");
-        let said = running.ends(Duration::from_secs(5));
-        assert!(said.contains("gone") || said.contains("peer"), "{said}");
+        let said = running.ends(Duration::from_secs(3));
+        assert!(said.contains("the other engine's process is gone"), "{said}");
     }
 }
 
@@ -208,10 +208,41 @@ fn a_benchmark_notices_the_end_of_its_second_process_in_all_that_it_does() {
             begun.elapsed()
         );
         assert_eq!(status.code(), Some(1), "{said}");
-        assert!(said.contains("is gone") || said.contains("stands still"), "{how}: {said}");
+        assert!(said.contains("process is gone") || said.contains("stands still"), "{how}: {said}");
         within(Duration::from_secs(5), "the end of the second process", || !is_alive(second));
     }
     assert!(killed >= 6, "it had ended before {} of 12 moments", 12 - killed);
+}
+
+/// It works alone while it fills its memory, for seconds, and waits for nobody.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_that_works_alone_notices_the_end_of_the_other() {
+    for json in ["", " --json"] {
+        let arguments = "bench --backend shm --mode write --tokens 16384 --rounds 1";
+        let mut first = command(&format!("{arguments}{json}"));
+        let first = first.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let resident = || {
+            let text = std::fs::read_to_string(format!("/proc/{}/statm", first.id())).unwrap();
+            text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap()
+                * 4096
+        };
+        within(Duration::from_secs(60), "filling", || resident() > 200 << 20);
+        let second = children(first.id())[0];
+        signal(second, "-KILL");
+        let begun = Instant::now();
+        let Output { status, stdout, stderr } = first.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&stderr).into_owned();
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}: {said}", begun.elapsed());
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("the other engine's process is gone"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        if !json.is_empty() {
+            let document: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
+            assert_eq!(document["error"]["kind"], "peer", "{document}");
+        }
+        assert!(!is_alive(second));
+    }
 }
 
 /// Runs `kvx` under a limit of the shell's, as `ulimit` sets it.

@@ -15,12 +15,13 @@ pub(crate) mod pinned;
 mod process;
 #[cfg(target_os = "linux")]
 mod raw;
+mod vigil;
 
 pub(crate) use child::{processor_time, serve};
 #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
 pub(crate) use message::{Copies, Taken};
 pub(crate) use message::{Memory, Publish};
-pub(crate) use process::Process;
+pub(crate) use process::{Process, because};
 
 use std::time::Duration;
 

@@ -4,7 +4,8 @@ use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvx_connector::ticket::Ticket;
@@ -18,6 +19,7 @@ use super::line::{LOOK, Line, Looks, STANDSTILL};
 #[cfg(all(feature = "shm", target_os = "linux", target_pointer_width = "64"))]
 use super::message::Copies;
 use super::message::{Answer, Ask, Memory, OpenedRank, Publish, receive, send};
+use super::vigil::{Vigil, gone};
 use crate::args::ENGINE_COMMAND;
 use crate::engine::live::{LocalSetup, Traffic};
 use crate::engine::rank::Rank;
@@ -27,10 +29,14 @@ use crate::engine::work::{Checked, Sample};
 use crate::fabric::Fabric;
 use tokio::runtime::Runtime;
 
+/// A process that was killed a moment ago may not have been reported yet: for how long, at most.
+const REPORTED: Duration = Duration::from_millis(100);
+
 /// An engine in a process of its own. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
+    vigil: Vigil,
     stream: UnixStream,
     looks: Looks,
     pub(crate) ranks: Vec<OpenedRank>,
@@ -72,14 +78,14 @@ impl Process {
         // Standard output is this process's result: libraries that print must not spoil it.
         let errors = std::io::stderr().as_fd().try_clone_to_owned();
         let errors = errors.map_err(failed("no standard error"))?;
-        let child = Command::new(own)
+        let mut child = Command::new(own)
             .arg(ENGINE_COMMAND)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(errors))
             .spawn()
             .map_err(failed("another process cannot be started"))?;
-        let looks = Looks::new(&child);
-        let mut process = Self { child, stream: mine, looks, ranks: Vec::new(), pid: 0 };
+        let (vigil, looks) = (vigil(&mut child)?, Looks::new(&child));
+        let mut process = Self { child, vigil, stream: mine, looks, ranks: Vec::new(), pid: 0 };
         let unblocked = process.stream.set_nonblocking(true);
         unblocked.map_err(failed("a socket that blocks"))?;
         match process.ask(open)? {
@@ -149,9 +155,9 @@ impl Process {
         if self.looks.stands_still() {
             return Err(self.standstill());
         }
-        match self.child.try_wait() {
-            Ok(Some(status)) => Err(gone(status)),
-            _ => Ok(()),
+        match self.vigil.ended(Duration::ZERO) {
+            Some(status) => Err(self.gone(status)),
+            None => Ok(()),
         }
     }
 
@@ -222,14 +228,16 @@ impl Process {
         if self.looks.stands_still() {
             return self.standstill().with_source(error);
         }
-        // A process that was killed a moment ago may not have been reported yet.
-        for _ in 0..20 {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return gone(status).with_source(error);
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        match self.vigil.ended(REPORTED) {
+            Some(status) => self.gone(status).with_source(error),
+            None => error,
         }
-        error
+    }
+
+    /// The program goes on, with this error.
+    fn gone(&self, status: ExitStatus) -> Error {
+        self.vigil.is_over();
+        gone(status)
     }
 
     /// Lets `one`, number `number` of its engine, meet rank `rank` of the process.
@@ -472,6 +480,7 @@ impl Process {
     ///
     /// When something did not close cleanly.
     pub(crate) fn close(mut self) -> Result<()> {
+        self.vigil.is_over();
         self.done(&Ask::Close)?;
         let mut rest = Vec::new();
         let ended = self.line().read_to_end(&mut rest);
@@ -488,14 +497,38 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // Where it has ended in the midst of its work, that is why whatever failed has failed.
+        if !self.vigil.was_over()
+            && let Some(status) = self.vigil.ended(REPORTED)
+        {
+            let mut first = FIRST.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert_with(|| gone(status));
+        }
+        self.vigil.is_over();
         // Most often it has ended already, and both are no-ops.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-fn gone(status: std::process::ExitStatus) -> Error {
-    Error::peer("remote", "the other engine's process is gone").with_context("status", status)
+/// The end of a process that nobody asked for before all processes were let go of.
+static FIRST: Mutex<Option<Error>> = Mutex::new(None);
+
+/// What the program failed with, and why, where that is the end of a process that it had started.
+pub(crate) fn because(error: Error) -> Error {
+    let first = FIRST.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match first {
+        Some(ended) => ended.with_source(error),
+        None => error,
+    }
+}
+
+/// Looks after a process, which is ended where that cannot be done.
+fn vigil(child: &mut Child) -> Result<Vigil> {
+    Vigil::begin(child).inspect_err(|_| {
+        let _killed = child.kill();
+        let _reaped = child.wait();
+    })
 }
 
 fn unexpected(answer: &Answer) -> Error {
