@@ -1,10 +1,12 @@
 //! Which backend, and what opens it.
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use kvx_connector::{Choice, Policy, choose, choose_every, open, open_every};
 use kvx_core::backend::TransferBackend;
 use kvx_core::config::BackendConfig;
+use kvx_core::limits::{self, Wanted};
 use kvx_core::port::Port;
 use kvx_core::{Error, ErrorKind, Result};
 use tokio::runtime::Runtime;
@@ -145,11 +147,14 @@ impl Every {
 pub(crate) fn runtime() -> Result<Runtime> {
     // Where descriptors have run out the runtime does not say so, but panics.
     let room: std::io::Result<Vec<_>> =
-        (0..DESCRIPTORS).map(|_| std::fs::File::open("/dev/null")).collect();
-    drop(room.map_err(|source| {
-        Error::new(ErrorKind::Resources, "runtime", "there are too few descriptors")
-            .with_source(source)
-            .with_remedy("let this process have more: ulimit -n 1024")
+        (0..DESCRIPTORS).map(|_| std::io::stderr().as_fd().try_clone_to_owned()).collect();
+    drop(room.map_err(|refused| {
+        let what = "there are too few descriptors";
+        limits::explain(
+            Error::new(ErrorKind::Resources, "runtime", what),
+            refused,
+            Wanted::Descriptor,
+        )
     })?);
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {
         Error::new(ErrorKind::Resources, "runtime", "no runtime").with_source(source)

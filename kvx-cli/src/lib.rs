@@ -9,6 +9,7 @@ mod doctor;
 mod engine;
 mod fabric;
 mod failure;
+mod file;
 mod help;
 mod key;
 mod log;
@@ -28,13 +29,13 @@ mod size;
 mod tables;
 mod top;
 pub mod trace;
+mod usage;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
-use serde_json::json;
 use tracing_subscriber::filter::LevelFilter;
 
 use args::{Cli, Command};
@@ -47,7 +48,7 @@ pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     ExitCode::from(match Cli::try_parse_from(&arguments) {
         Ok(cli) => run(&cli),
-        Err(error) => usage(&error, &arguments),
+        Err(error) => usage::refuse(&error, &arguments),
     })
 }
 
@@ -90,59 +91,11 @@ fn execute(cli: &Cli, out: &mut Output) -> Result<u8, Failure> {
 }
 
 /// Says that standard output cannot be written; gives the exit code.
-fn output_failed(error: io::Error) -> u8 {
+pub(crate) fn output_failed(error: io::Error) -> u8 {
     // Whoever read the output has seen enough.
     if error.kind() == io::ErrorKind::BrokenPipe {
         return failure::OK;
     }
     output::note(format!("error: standard output cannot be written: {error}"));
     failure::FAILED
-}
-
-/// A range as people write it, not as a program does: `1 to 256`.
-fn in_words(what: &str) -> String {
-    let Some((start, range)) = what.rsplit_once(" is not in ") else { return what.to_owned() };
-    let start = start.rsplit_once(": ").map_or(start, |(start, _)| start);
-    match range.split_once("..=").or_else(|| range.split_once("..")) {
-        Some((low, "" | "18446744073709551615")) => format!("{start}: give {low} or more"),
-        Some((low, high)) => format!("{start}: give {low} to {high}"),
-        None => what.to_owned(),
-    }
-}
-
-/// Prints what is wrong with the command line, or the help that was asked for.
-fn usage(error: &clap::Error, arguments: &[OsString]) -> u8 {
-    if !error.use_stderr() {
-        let mut out = io::stdout().lock();
-        let written = write!(out, "{error}").and_then(|()| out.flush());
-        return written.map_or_else(output_failed, |()| failure::OK);
-    }
-    let text = error.to_string();
-    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        output::note(text.trim_end());
-        return failure::USAGE;
-    }
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let mut what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-    if error.kind() == clap::error::ErrorKind::MissingRequiredArgument {
-        // They are in lines of their own.
-        let missing = lines.clone().take_while(|line| line.starts_with(['-', '<']));
-        what = format!("{what} {}", missing.collect::<Vec<_>>().join(", "));
-    }
-    let known = |line: &&str| line.starts_with("tip:") || line.starts_with("[possible values:");
-    let command = ["demo", "plan", "bench", "serve", "key", "doctor", "top", "backends"]
-        .into_iter()
-        .find(|command| arguments.iter().skip(1).any(|argument| argument == command));
-    let help = command
-        .map_or_else(|| "see kvx --help".to_owned(), |name| format!("see kvx {name} --help"));
-    let remedy = lines.find(known).unwrap_or(&help).trim_start_matches("tip: ");
-    let what = in_words(&what);
-    output::note(format!("error: {what}; {remedy}"));
-    if arguments.iter().any(|argument| argument == "--json") {
-        let document = json!({ "error": {
-            "kind": "usage", "message": what, "remedy": remedy, "exit_code": failure::USAGE,
-        } });
-        let _unread = Output::new(true).document(&document);
-    }
-    failure::USAGE
 }

@@ -12,6 +12,7 @@ fn every_way_to_end_has_its_exit_code() {
         ("pla", 2, "unrecognized subcommand 'pla'"),
         ("plan --mode push", 2, "possible values: read, write"),
         ("plan --tokens 0", 2, "give 1 to 16777216; see kvx plan --help"),
+        ("plan --tokens x", 2, "it is not a whole number, 0 or more; see kvx plan --help"),
         ("plan --tokens 9999999", 2, "(limit=20,000,000); ask for at most about 39,062 tokens"),
         ("plan --tokens 2048 --consumer layout=cpu-transposed", 2, "about 67,141,632 segments"),
         (

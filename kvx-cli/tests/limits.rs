@@ -25,16 +25,39 @@ fn the_limit_that_is_too_low_is_named() {
         // Too little for caches beside what a process takes.
         ("-v 40000", "ulimit -v"),
         ("-v 1000000", "ulimit -v"),
+        ("-d 20000", "ulimit -d"),
+        ("-d 80000", "ulimit -d"),
     ] {
         let (code, said) = under(limit, DEMO);
         assert_eq!(code, Some(3), "{limit}: {said}");
         assert!(said.contains(named), "{limit}: {said}");
-        for other in ["-f", "-n", "-v", "-u", "control group", "seccomp"] {
+        for other in ["-f", "-n", "-v", "-d", "-u", "control group", "seccomp"] {
             let told = said.contains(&format!("ulimit {other}"))
                 || said.contains(other) && !other.starts_with('-');
             assert!(!told || named.ends_with(other), "{limit} is no matter of {other}: {said}");
         }
     }
+}
+
+/// A host without a loopback interface that is up, as a container may be: nothing that waits helps.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_loopback_that_is_down_is_said_at_once() {
+    let apart = ["--user", "--map-root-user", "--net"];
+    let allowed = Command::new("unshare").args(apart).arg("true").status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        println!("skipped: this user may not make a network namespace");
+        return;
+    }
+    let begun = std::time::Instant::now();
+    let mut demo = Command::new("unshare");
+    demo.args(apart).arg(env!("CARGO_BIN_EXE_kvx")).args(DEMO.split(' '));
+    demo.env_remove("KVX_BACKEND").env_remove("KVX_BACKEND_OPTIONS");
+    let output = demo.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("ip link set lo up"), "{said}");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{said}");
 }
 
 /// Where nobody says how much memory it may use, it uses no more than it may have.

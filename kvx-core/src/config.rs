@@ -81,8 +81,10 @@ impl BackendConfig {
         T::Err: fmt::Display,
     {
         let Some(text) = self.text(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|error| {
-            Error::config("backend_config", format!("option {name}={text:?}: {error}"))
+        text.parse().map(Some).map_err(|error: T::Err| {
+            let why = error.to_string();
+            let why = number_in_words(&why).unwrap_or(&why);
+            Error::config("backend_config", format!("option {name}={text:?}: {why}"))
         })
     }
 
@@ -113,6 +115,22 @@ impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for BackendConfig {
         let options = pairs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         Self { options, origin: None }
     }
+}
+
+/// What the standard library says of a number that it cannot read, as people would; `None` where it says something else.
+#[must_use]
+pub fn number_in_words(said: &str) -> Option<&'static str> {
+    Some(match said {
+        "invalid digit found in string" => "it is not a whole number, 0 or more",
+        "number too large to fit in target type" => "the number is too large",
+        "number too small to fit in target type" => "the number is too small",
+        "cannot parse integer from empty string" | "cannot parse float from empty string" => {
+            "a number is missing"
+        }
+        "invalid float literal" => "it is not a number",
+        "provided string was not `true` or `false`" => "it is neither true nor false",
+        _ => return None,
+    })
 }
 
 /// Commas are between options.
@@ -204,5 +222,23 @@ mod tests {
                 proptest::prop_assert!(error.to_string().contains("options_from=HERE"), "{}", error);
             }
         }
+    }
+
+    /// The standard library may say it otherwise one day.
+    #[test]
+    fn numbers_that_cannot_be_read_are_explained() {
+        let of = |text: &str| BackendConfig::from_iter([("n", text)]);
+        for text in ["x", "-1", "300", ""] {
+            let error = of(text).value::<u8>("n").unwrap_err().to_string();
+            assert!(error.contains("number") && !error.contains("string"), "{error}");
+        }
+        let error = of("-200").value::<i8>("n").unwrap_err().to_string();
+        assert!(error.contains("too small"), "{error}");
+        for text in ["x", ""] {
+            let error = of(text).value::<f64>("n").unwrap_err().to_string();
+            assert!(error.contains("number") && !error.contains("float"), "{error}");
+        }
+        let error = of("yes").value::<bool>("n").unwrap_err().to_string();
+        assert!(error.contains("neither true nor false"), "{error}");
     }
 }

@@ -28,7 +28,7 @@ pub enum Wanted {
     Descriptor,
     /// So many bytes of memory that has a descriptor, or that is mapped from one.
     Shared(u64),
-    /// A thread.
+    /// A thread, or a process.
     Thread,
 }
 
@@ -59,6 +59,16 @@ pub fn explain(error: Error, refused: io::Error, wanted: Wanted) -> Error {
 pub fn room() -> Option<u64> {
     #[cfg(target_os = "linux")]
     return here::Limits::read().room();
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
+/// Bytes of data and stacks that this process may still have, by its own limit (`ulimit -d`): all private memory that can be written
+/// counts. `None` where it has none, or the system does not say.
+#[must_use]
+pub fn data_room() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    return here::Limits::read().data_room();
     #[cfg(not(target_os = "linux"))]
     None
 }

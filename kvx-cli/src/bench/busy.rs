@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use kvx_core::limits::{self, Wanted};
 use kvx_core::memory::Region;
 use kvx_core::thread::gives_way;
 use kvx_core::{Error, ErrorKind, Result};
@@ -37,10 +38,10 @@ pub(super) fn while_every_core_copies<T>(
                     && pair[0].copy_to(0, &pair[1], 0, BYTES).is_ok()
                 {}
             };
-            thread::Builder::new().name("kvx-bench-busy".into()).spawn_scoped(scope, copies).map_err(|source| {
-                Error::new(ErrorKind::Resources, "bench", "no thread to be had")
-                    .with_source(source)
-                    .with_remedy("let this user have more threads (ulimit -u, or the pids limit of the container)")
+            let thread = thread::Builder::new().name("kvx-bench-busy".into());
+            thread.spawn_scoped(scope, copies).map_err(|refused| {
+                let error = Error::new(ErrorKind::Resources, "bench", "no thread to be had");
+                limits::explain(error, refused, Wanted::Thread)
             })?;
         }
         measure()

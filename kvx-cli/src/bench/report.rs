@@ -13,6 +13,7 @@ use super::small::{Notify, Sweep};
 use super::stats::{ENOUGH, Quantiles, Spread, median, micros};
 use crate::args::{BenchArgs, Order, RegionArg};
 use crate::fabric::Fabric;
+use crate::file;
 use crate::output::{self, Output};
 use crate::shape::Shape;
 use crate::size;
@@ -324,7 +325,8 @@ pub(crate) fn draw(path: &Path, sweep: &Sweep) -> Result<()> {
             .with_remedy("give more tokens"));
     };
     let top = points().map(|(_, rate)| *rate).fold(0.0, f64::max) * 1.1;
-    let root = SVGBackend::new(path, (900, 480)).into_drawing_area();
+    let mut text = String::new();
+    let root = SVGBackend::with_string(&mut text, (900, 480)).into_drawing_area();
     root.fill(&WHITE).map_err(|error| failed(&error))?;
     let mut chart = ChartBuilder::on(&root)
         .caption("GB/s by size", ("sans-serif", 20))
@@ -356,7 +358,9 @@ pub(crate) fn draw(path: &Path, sweep: &Sweep) -> Result<()> {
         .position(SeriesLabelPosition::LowerRight)
         .draw()
         .map_err(|error| failed(&error))?;
-    root.present().map_err(|error| failed(&error))
+    root.present().map_err(|error| failed(&error))?;
+    drop((chart, root));
+    file::replace(path, &text).map_err(|error| failed(&error))
 }
 
 #[cfg(test)]

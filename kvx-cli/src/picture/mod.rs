@@ -9,6 +9,7 @@ use kvx_core::plan::{Cost, Request, SegmentList};
 use kvx_core::transfer::{Mode, Segment};
 use kvx_core::{Error, ErrorKind, Result};
 
+use crate::file;
 use crate::pairs::PairPlan;
 use crate::plan::{Planned, Report};
 use crate::tables::{Side, Tables};
@@ -59,10 +60,10 @@ struct Scene<'a> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Resources`] when the file cannot be written.
+/// [`ErrorKind::Misuse`] when the file cannot be written.
 pub(crate) fn save(planned: &Planned, report: &Report, path: &Path) -> Result<()> {
     let scene = Scene::new(planned, report)?;
-    svg::save(path, &draw::document(&scene)).map_err(|source| {
+    file::replace(path, &draw::document(&scene).to_string()).map_err(|source| {
         Error::new(ErrorKind::Misuse, "--svg", format!("{} cannot be written", path.display()))
             .with_source(source)
     })

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kvx_connector::ticket::Ticket;
 use kvx_core::id::PeerId;
 use kvx_core::layout::RankLayout;
+use kvx_core::limits::{self, Wanted};
 use kvx_core::port::{Port, Transfer, TransferReport};
 use kvx_core::{Error, ErrorKind, Result};
 
@@ -83,7 +84,11 @@ impl Process {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(errors))
             .spawn()
-            .map_err(failed("another process cannot be started"))?;
+            .map_err(|refused| {
+                let what = "another process cannot be started";
+                let error = Error::new(ErrorKind::Resources, "remote", what);
+                limits::explain(error, refused, Wanted::Thread)
+            })?;
         let (vigil, looks) = (vigil(&mut child)?, Looks::new(&child));
         let mut process = Self { child, vigil, stream: mine, looks, ranks: Vec::new(), pid: 0 };
         let unblocked = process.stream.set_nonblocking(true);

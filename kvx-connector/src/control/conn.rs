@@ -40,6 +40,8 @@ pub(super) struct Dial {
     pub(super) expected: Option<EngineName>,
     /// Addresses that were not tried yet.
     pub(super) candidates: VecDeque<SocketAddr>,
+    /// All its addresses are this host's own.
+    pub(super) is_here: bool,
     pub(super) deadline: Instant,
 }
 

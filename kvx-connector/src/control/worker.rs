@@ -185,7 +185,8 @@ impl Worker {
             }
             Command::Dial { session, address, expected, begun } => {
                 let deadline = begun + self.shared.config.limits.half_open_for;
-                let dial = Dial { address, expected, candidates: VecDeque::new(), deadline };
+                let candidates = VecDeque::new();
+                let dial = Dial { address, expected, candidates, is_here: false, deadline };
                 self.dial(session, dial, now);
             }
             Command::Close(session) => self.close(session, now),

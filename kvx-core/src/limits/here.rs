@@ -55,6 +55,10 @@ impl Limits {
     pub(super) fn room(&self) -> Option<u64> {
         Some(self.address_space?.saturating_sub(self.mapped))
     }
+
+    pub(super) fn data_room(&self) -> Option<u64> {
+        Some(self.data?.saturating_sub(self.used))
+    }
 }
 
 #[cfg(test)]
@@ -73,7 +77,7 @@ mod tests {
             (None, Some(1024), Some(204_800_000))
         );
         assert_eq!((said.mapped, said.used), (409_600, 204_800));
-        assert_eq!(said.room(), Some(204_390_400));
+        assert_eq!((said.room(), said.data_room()), (Some(204_390_400), Some(0)));
         assert_eq!(Limits::of("", ""), Limits::default());
     }
 

@@ -30,7 +30,7 @@ pub(super) fn remedy(code: i32, wanted: Wanted, limits: &Limits) -> Option<Strin
                 .or_else(|| data(STACK, limits))
                 .or_else(|| ranges(limits))
                 .unwrap_or_else(|| {
-                    "let this user have more threads (ulimit -u), or this container (--pids-limit, podPidsLimit)".into()
+                    "let this user have more processes and threads (ulimit -u), or this container (--pids-limit, podPidsLimit)".into()
                 }),
         ),
         _ => None,

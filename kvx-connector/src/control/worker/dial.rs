@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kvx_core::{Error, Retry};
+use kvx_core::{Error, ErrorKind, Retry};
 use mio::net::TcpStream;
 
 use super::super::conn::{Conn, Dial, Phase};
@@ -70,6 +70,7 @@ impl Worker {
             self.shared.down(session, error);
             return;
         }
+        dial.is_here = found.iter().all(|address| address.ip().to_canonical().is_loopback());
         dial.candidates = found.into();
         let expected = dial.expected.clone().map(|engine| (engine, dial.address.clone()));
         match Session::dial(&self.local, expected) {
@@ -129,13 +130,14 @@ impl Worker {
             Some(source) => format!("{why} at {}: {source}", dial.address),
             None => format!("{why} at {}", dial.address),
         };
-        let mut error = Error::peer("control", message)
-            .with_retry(Retry::Backoff)
+        let code = source.as_ref().and_then(std::io::Error::raw_os_error);
+        let (kind, retry, remedy) = advice(code, dial.is_here);
+        let mut error = Error::new(kind, "control", message)
+            .with_retry(retry)
             .with_context("address", &dial.address)
-            .with_remedy("check that the engine runs and listens there, and what lies between");
+            .with_remedy(remedy);
         if let Some(source) = source {
-            error =
-                error.with_native(source.raw_os_error().unwrap_or(0).into()).with_source(source);
+            error = error.with_native(code.unwrap_or(0).into()).with_source(source);
         }
         self.shared.down(session, error);
     }
@@ -182,6 +184,45 @@ impl Worker {
         drop(stream);
         if let Some(dial) = dial {
             self.try_next(id, dial, session, last, now);
+        }
+    }
+}
+
+/// What to do about an address that was not reached, and whether that changes by itself: what is a matter of this host's configuration
+/// does not.
+fn advice(code: Option<i32>, is_here: bool) -> (ErrorKind, Retry, &'static str) {
+    match code {
+        Some(libc::ENETUNREACH) if is_here => (
+            ErrorKind::Config,
+            Retry::Never,
+            "let this host, or container, have its loopback interface: ip link set lo up",
+        ),
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => (
+            ErrorKind::Peer,
+            Retry::Backoff,
+            "check that the address is right, and that this host has a route to it: ip route get",
+        ),
+        _ => (
+            ErrorKind::Peer,
+            Retry::Backoff,
+            "check that the engine runs and listens there, and what lies between",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_that_is_down_does_not_come_up_by_itself() {
+        let (kind, _, remedy) = advice(Some(libc::ENETUNREACH), true);
+        assert!(kind == ErrorKind::Config && remedy.contains("ip link set lo up"), "{remedy}");
+        let (kind, _, remedy) = advice(Some(libc::ENETUNREACH), false);
+        assert!(kind == ErrorKind::Peer && remedy.contains("ip route"), "{remedy}");
+        for code in [Some(libc::ECONNREFUSED), None] {
+            let (kind, _, remedy) = advice(code, true);
+            assert!(kind == ErrorKind::Peer && remedy.contains("listens there"), "{remedy}");
         }
     }
 }

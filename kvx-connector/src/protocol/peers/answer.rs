@@ -246,7 +246,7 @@ impl Peers {
         let answer = std::mem::replace(&mut peer.answer, Answer::None);
         let Some(asked) = answer.asked().copied() else { return };
         let done = match (answer, result) {
-            (_, Stepped::Failed(error)) => Err(Failure::of_backend(error)),
+            (_, Stepped::Failed(error)) => Err(Failure::of(error)),
             (Answer::Accepting { .. }, Stepped::Accepted(peer, reply)) => {
                 let connection = Connection { backend: of.backend, peer };
                 self.install(incarnation, connection, false).map(|()| {

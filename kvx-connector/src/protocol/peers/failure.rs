@@ -25,13 +25,14 @@ impl Failure {
         Self { error, permanent: false, stale: true }
     }
 
-    /// Of a backend's step. A fabric's failure passes, whatever the backend advises: the peer may come back.
-    pub(super) fn of_backend(error: Error) -> Self {
+    /// Of a backend's step, or of an address that was not reached. What the fabric or the network did passes, whatever is advised: the peer may come
+    /// back.
+    pub(super) fn of(error: Error) -> Self {
         let permanent = Self::is_permanent(&error);
         Self { error, permanent, stale: false }
     }
 
-    /// Whether what a backend says does not change by itself.
+    /// Whether what it says does not change by itself.
     pub(super) fn is_permanent(error: &Error) -> bool {
         matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Config)
     }

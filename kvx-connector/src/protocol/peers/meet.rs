@@ -90,7 +90,7 @@ impl Peers {
         let backend = of.backend;
         match (phase, result) {
             (_, Stepped::Failed(error)) => {
-                self.fail_meeting(incarnation, Failure::of_backend(error));
+                self.fail_meeting(incarnation, Failure::of(error));
             }
             (Phase::Offering(_), Stepped::Offered(offer)) => {
                 let Some(session) = peer.sessions.last().copied() else {

@@ -59,7 +59,10 @@ impl Peers {
         for user in self.dials.remove(address).into_iter().flatten() {
             let error = not_reached(address, error);
             match user {
-                User::Site(no) => self.fail_fetch(no, Failure::passing(error)),
+                User::Site(no) => self.fail_fetch(no, Failure::of(error)),
+                User::Peer(incarnation) if Failure::is_permanent(&error) => {
+                    self.fail_meeting(incarnation, Failure::permanent(error));
+                }
                 User::Peer(incarnation) => self.fail_meeting(incarnation, Failure::stale(error)),
             }
         }
@@ -361,7 +364,7 @@ fn not_reached(address: &Address, why: &Error) -> Error {
     let mut error = Error::peer("peers.dial", message)
         .with_kind(why.kind())
         .with_context("address", address)
-        .with_retry(Retry::Backoff);
+        .with_retry(if Failure::is_permanent(why) { Retry::Never } else { Retry::Backoff });
     if let Some(code) = why.native() {
         error = error.with_native(code);
     }

@@ -265,7 +265,11 @@ impl Peers {
         site.failures = site.failures.saturating_add(1);
         let failures = site.failures;
         let address = site.key.address.clone();
-        let error = Arc::new(failure.error.with_context("at", &address));
+        let is_named = failure.error.context().iter().any(|(_, said)| *said == address.to_string());
+        let error = match is_named {
+            true => Arc::new(failure.error),
+            false => Arc::new(failure.error.with_context("at", &address)),
+        };
         let pause = self.now + self.pause(failures);
         let never = self.broken(Fault::NeverRetries);
         let Some(site) = self.sites.get_mut(&no) else { return };
