@@ -259,7 +259,6 @@ impl Watch {
             self.keep(fetch, blocks.len() as u64);
         }
         let fetch = &*fetch;
-        let remedy = error.remedy();
         let order = &fetch.order;
         match self.failures.pass(now) {
             Some(suppressed) => warn!(
@@ -270,7 +269,6 @@ impl Watch {
                 from = %order.engine,
                 kind = %error.kind(),
                 %error,
-                remedy,
                 blocks = blocks.len(),
                 quarantined,
                 bytes = fetch.report.bytes,
@@ -282,7 +280,6 @@ impl Watch {
                 parent: &fetch.span,
                 kind = %error.kind(),
                 %error,
-                remedy,
                 blocks = blocks.len(),
                 quarantined,
                 "failed"

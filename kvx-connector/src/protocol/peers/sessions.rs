@@ -143,8 +143,7 @@ impl Peers {
         let incarnation = remote.incarnation;
         if let Some(error) = self.refuse_superseded(remote) {
             if let Some(suppressed) = self.warnings.pass(self.now) {
-                let remedy = error.remedy();
-                tracing::warn!(%error, remedy, suppressed, "a peer is refused");
+                tracing::warn!(%error, suppressed, "a peer is refused");
             }
             return Err(error);
         }
