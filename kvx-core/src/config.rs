@@ -81,8 +81,17 @@ impl BackendConfig {
         T::Err: fmt::Display,
     {
         let Some(text) = self.text(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|error| {
-            Error::config("backend_config", format!("option {name}={text:?}: {error}"))
+        text.parse().map(Some).map_err(|error: T::Err| {
+            let error = error.to_string();
+            let why = match error.as_str() {
+                // What Rust says of numbers, to people who write no Rust.
+                "invalid digit found in string" | "cannot parse integer from empty string" => {
+                    "this is no whole number, 0 or more"
+                }
+                "number too large to fit in target type" => "this number is too large",
+                _ => &error,
+            };
+            Error::config("backend_config", format!("option {name}={text:?}: {why}"))
         })
     }
 
