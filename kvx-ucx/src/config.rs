@@ -13,6 +13,7 @@ use kvx_core::{Error, Result};
 
 use crate::backend::UcxBackend;
 use crate::error::BACKEND;
+use crate::nonsense;
 
 /// How to open the backend. Each field is an option of the same name ([`BackendConfig`]), but for [`settings`](Self::settings).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,6 +201,7 @@ fn setting(name: &str, value: &str) -> Result<(String, String)> {
             .with_context(EAGER.0, EAGER.1)
             .with_remedy("leave it out"));
     }
+    nonsense::check("options", PREFIX, name, value)?;
     Ok((name.to_owned(), value.to_owned()))
 }
 

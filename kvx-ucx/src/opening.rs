@@ -16,7 +16,9 @@ pub(crate) fn context(options: &Options) -> Result<Context> {
     let library = load(options.lib.as_deref()).map_err(|error| missing("open", &error))?;
     Context::new(library, &options.told(), &options.preferred()).map_err(|failure| match failure.call {
         "ucp_config_modify" => match (failure.status, failure.said.as_slice()) {
-            (Status::INVALID_PARAM, [setting, said @ ..]) => unread(library, setting, said.first().map(String::as_str)),
+            // 1.20 and later say so of a name that they do not know, too, but log nothing then.
+            (Status::INVALID_PARAM, [setting, said, ..]) => unread(library, setting, Some(said)),
+            (Status::INVALID_PARAM, [setting]) => unknown(library, setting.split('=').next().unwrap_or(setting)),
             (_, said) => unknown(library, said.first().map_or("", String::as_str)),
         },
         _ => unread_variable(library, &failure.said).unwrap_or_else(|| begins_not(library, options, &failure)),

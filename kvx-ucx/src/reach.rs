@@ -133,8 +133,12 @@ pub(crate) fn unreached(
             "compare tls and devices of both sides (kvx backends)",
         )
     };
-    let error = if failure.status == Status::UNREACHABLE {
+    // What later versions know of routes, and what the two sides were told to use, does not change until one of them is started anew.
+    let passes = in_common && library.is_fragile();
+    let error = if failure.status == Status::UNREACHABLE && passes {
         down(operation, message)
+    } else if failure.status == Status::UNREACHABLE {
+        Error::config(operation, message).with_backend(BACKEND)
     } else {
         failed(operation, "no endpoint can be made", library, failure.status)
     };

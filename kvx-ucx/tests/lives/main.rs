@@ -71,6 +71,10 @@ fn main() -> std::process::ExitCode {
             "an_interface_that_only_the_peer_reaches",
             network::an_interface_that_only_the_peer_reaches,
         ),
+        (
+            "a_peer_that_does_not_reach_this_side_lives",
+            network::a_peer_that_does_not_reach_this_side_lives,
+        ),
         ("an_interface_that_is_of_no_use", network::an_interface_that_is_of_no_use),
         (
             "a_first_connection_that_fails_is_not_the_last",
