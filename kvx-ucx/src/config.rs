@@ -164,6 +164,11 @@ impl Options {
         self.unless_said(PREFERRED).collect()
     }
 
+    /// What 1.13 is told where only TCP reaches other processes.
+    pub(crate) fn copying(&self) -> Vec<(String, String)> {
+        self.unless_said(&[COPYING]).collect()
+    }
+
     /// Those of these settings that neither the options nor the environment have.
     fn unless_said(&self, settings: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
         settings.iter().filter(|(name, _)| {
@@ -182,6 +187,10 @@ const PREFERRED: &[(&str, &str)] = &[("TCP_TX_SEG_SIZE", "64k"), ("CMA_TX_QUOTA"
 /// UCX's keepalive, off unless asked for. On, 1.22 may look through an endpoint that is still being made at a lane that it does
 /// not have yet, and crash (`ucp_ep_do_uct_ep_am_keepalive` with a null pointer).
 const KEEPALIVE: (&str, &str) = ("KEEPALIVE_INTERVAL", "inf");
+
+/// What is sent is copied into UCX's own buffers first. Where it is not, 1.13 may end the process when a peer dies: over TCP it tells
+/// of the end of such a piece twice (`uct_invoke_completion`, "comp->count > 0"). Cards would need to copy, too.
+const COPYING: (&str, &str) = ("ZCOPY_THRESH", "inf");
 
 /// What is sent under a tag is waited for already, and goes at once: UCX must not ask the receiver for it, by messages of its own that
 /// end the process where the receiver is gone.
