@@ -80,7 +80,7 @@ pub(crate) fn end(error: &Error) {
 /// An error that others have, too, as one of one's own.
 #[must_use]
 pub(crate) fn own(error: &Error) -> Error {
-    Error::new(error.kind(), error.operation(), line(error))
+    error.again()
 }
 
 /// An error as the one document of a command that was asked for JSON.

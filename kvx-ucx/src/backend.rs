@@ -14,7 +14,8 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use crate::config::Options;
 use crate::error::{BACKEND, down, misuse, system};
-use crate::peer::{Contact, Peer, Way};
+use crate::contact::{Contact, Way};
+use crate::peer::Peer;
 use crate::shared::{Counters, Shared};
 
 /// One engine's end of UCX. Dropping it ends the engine.

@@ -13,6 +13,7 @@ use kvx_core::{Error, Result};
 
 use crate::backend::UcxBackend;
 use crate::error::BACKEND;
+use crate::nonsense;
 
 /// How to open the backend. Each field is an option of the same name ([`BackendConfig`]), but for [`settings`](Self::settings).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,6 +164,11 @@ impl Options {
         self.unless_said(PREFERRED).collect()
     }
 
+    /// What 1.13 is told where only TCP reaches other processes.
+    pub(crate) fn copying(&self) -> Vec<(String, String)> {
+        self.unless_said(&[COPYING]).collect()
+    }
+
     /// Those of these settings that neither the options nor the environment have.
     fn unless_said(&self, settings: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
         settings.iter().filter(|(name, _)| {
@@ -182,6 +188,10 @@ const PREFERRED: &[(&str, &str)] = &[("TCP_TX_SEG_SIZE", "64k"), ("CMA_TX_QUOTA"
 /// not have yet, and crash (`ucp_ep_do_uct_ep_am_keepalive` with a null pointer).
 const KEEPALIVE: (&str, &str) = ("KEEPALIVE_INTERVAL", "inf");
 
+/// What is sent is copied into UCX's own buffers first. Where it is not, 1.13 may end the process when a peer dies: over TCP it tells
+/// of the end of such a piece twice (`uct_invoke_completion`, "comp->count > 0"). Cards would need to copy, too.
+const COPYING: (&str, &str) = ("ZCOPY_THRESH", "inf");
+
 /// What is sent under a tag is waited for already, and goes at once: UCX must not ask the receiver for it, by messages of its own that
 /// end the process where the receiver is gone.
 const EAGER: (&str, &str) = ("RNDV_THRESH", "inf");
@@ -200,6 +210,7 @@ fn setting(name: &str, value: &str) -> Result<(String, String)> {
             .with_context(EAGER.0, EAGER.1)
             .with_remedy("leave it out"));
     }
+    nonsense::check("options", PREFIX, name, value)?;
     Ok((name.to_owned(), value.to_owned()))
 }
 

@@ -7,7 +7,8 @@ use kvx_core::transfer::Mode;
 use crate::core::Core;
 use crate::error::malformed;
 use crate::message::{Header, Kind, Refusal};
-use crate::peer::{Contact, Way, broke, by_itself};
+use crate::contact::{Contact, Way};
+use crate::peer::{broke, by_itself};
 use crate::sys::{Batch, Endpoint, Part};
 
 /// A transfer that has not settled.

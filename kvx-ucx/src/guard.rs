@@ -10,6 +10,7 @@ use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
 
 use crate::error::BACKEND;
+use crate::nonsense;
 
 /// Settings without which UCX (1.13 to 1.22) crashes where it cannot read them: numbers.
 const NUMBERS: &[&str] = &["UCX_MAX_EAGER_LANES", "UCX_MAX_RNDV_LANES", "UCX_MAX_RMA_LANES"];
@@ -26,6 +27,13 @@ pub(crate) fn check() -> Result<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     settings(|name| std::env::var(name).ok())?;
+    for (name, value) in std::env::vars_os() {
+        if let (Some(name), Some(value)) = (name.to_str(), value.to_str())
+            && let Some(name) = name.strip_prefix("UCX_")
+        {
+            nonsense::check("open", "UCX_", name, value)?;
+        }
+    }
     descriptors()?;
     match limits::room() {
         Some(room) if room < BYTES => Err(resources("there is too little address space", io::ErrorKind::OutOfMemory.into())

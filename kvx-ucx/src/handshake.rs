@@ -183,6 +183,24 @@ impl Core {
         Ok(peer)
     }
 
+    /// Makes the endpoint before the peer hears that it may connect. UCX makes one by itself for a peer that connects first; where
+    /// no transport reaches the peer, 1.22 was seen to end the process then (`ucp_ep_set_lanes_failed` of one that has none). Such a
+    /// peer is not met. 1.13 does not look at routes, and may end the process when an endpoint is closed that never connected.
+    fn finds(&mut self, operation: &'static str, peer: PeerId) -> Result<()> {
+        if self.library.is_fragile() {
+            return Ok(());
+        }
+        let Err(error) = self.find(operation, peer) else { return Ok(()) };
+        if self.peers.get(peer).is_some_and(|known| known.ready) {
+            self.end(peer, Some(error.again()));
+        } else if let Some(unmet) = self.peers.remove(peer) {
+            // Nobody has heard of it.
+            self.open.remove(&unmet.incarnation);
+            self.words.remove(&space(unmet.word));
+        }
+        Err(error)
+    }
+
     /// From now on this side may post. Both sides make an endpoint for each connection: UCX pairs them by their number, and what
     /// it makes by itself for a peer's requests can be ended only through that.
     fn agree(&mut self, operation: &'static str, peer: PeerId, word: u64) -> u64 {
@@ -224,6 +242,7 @@ impl Handshake for UcxBackend {
         let fresh = random()?;
         let (peer, word) = self.shared.with(|core| {
             let peer = core.meet("accept", &letter, fresh)?;
+            core.finds("accept", peer)?;
             Ok::<_, Error>((peer, core.word(peer)))
         })?;
         Ok((peer, self.write(Step::Reply { to: letter.from, word })?))

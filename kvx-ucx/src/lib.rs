@@ -12,6 +12,7 @@ linux! {
     mod ask;
     mod backend;
     mod config;
+    mod contact;
     mod core;
     mod door;
     mod error;
@@ -22,6 +23,7 @@ linux! {
     pub mod limit;
     mod memory;
     mod message;
+    mod nonsense;
     mod opening;
     mod parting;
     mod peer;

@@ -14,9 +14,22 @@ use crate::sys::{Context, Failure, Library, Status, Worker, load};
 pub(crate) fn context(options: &Options) -> Result<Context> {
     let _alone = guard::check()?;
     let library = load(options.lib.as_deref()).map_err(|error| missing("open", &error))?;
-    Context::new(library, &options.told(), &options.preferred()).map_err(|failure| match failure.call {
+    let told = options.told();
+    let context = begin(library, options, &told)?;
+    let copying = options.copying();
+    if copying.is_empty() || !library.is_fragile() || !reach::is_over_tcp_alone(&context.resources()) {
+        return Ok(context);
+    }
+    drop(context);
+    begin(library, options, &[told, copying].concat())
+}
+
+fn begin(library: &'static Library, options: &Options, told: &[(String, String)]) -> Result<Context> {
+    Context::new(library, told, &options.preferred()).map_err(|failure| match failure.call {
         "ucp_config_modify" => match (failure.status, failure.said.as_slice()) {
-            (Status::INVALID_PARAM, [setting, said @ ..]) => unread(library, setting, said.first().map(String::as_str)),
+            // 1.20 and later say so of a name that they do not know, too, but log nothing then.
+            (Status::INVALID_PARAM, [setting, said, ..]) => unread(library, setting, Some(said)),
+            (Status::INVALID_PARAM, [setting]) => unknown(library, setting.split('=').next().unwrap_or(setting)),
             (_, said) => unknown(library, said.first().map_or("", String::as_str)),
         },
         _ => unread_variable(library, &failure.said).unwrap_or_else(|| begins_not(library, options, &failure)),

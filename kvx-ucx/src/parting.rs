@@ -10,7 +10,7 @@ use kvx_core::id::PeerId;
 
 use crate::core::Core;
 use crate::message::{Header, Kind};
-use crate::peer::{Contact, Way};
+use crate::contact::{Contact, Way};
 use crate::sys::{Batch, Endpoint};
 
 /// How long the peer may take to be told. What UCX has in flight to it may settle only after that, and must within 2 s.

@@ -8,22 +8,20 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvx_core::backend::{Event, PeerInfo};
+use kvx_core::backend::Event;
 use kvx_core::id::{PeerId, RemoteRegionId};
 use kvx_core::wire::Text;
-use kvx_core::{Error, Result};
+use kvx_core::Error;
 
 use crate::core::Core;
 use crate::error::{down, transfer};
 use crate::flight::Stop;
-use crate::lanes::{Lanes, Reach};
-use crate::parting::MOST_STUCK;
-use crate::reach::{self, Networks, of_the_two, unreached};
-use crate::require::unwanted;
 use crate::ask::Offer;
+use crate::contact::{Contact, Way};
 use crate::message::{Header, Kind, MOST_NUMBERS, Range, Refusal, numbers, read_numbers};
 use crate::probe::{IN_FLIGHT, NOTES};
-use crate::sys::{Batch, Endpoint, HEADER, Status, Worker};
+use crate::reach::{Networks, of_the_two};
+use crate::sys::{Batch, HEADER, Status};
 use crate::tags::{Tags, space};
 
 pub(crate) struct Peer {
@@ -61,22 +59,6 @@ pub(crate) struct Peer {
     /// Lists of the peer's that came before there was a connection, and how many ranges they have.
     pub(crate) early: Vec<(Kind, std::ops::Range<u64>, Vec<Range>)>,
     pub(crate) early_ranges: u32,
-}
-
-/// An endpoint, and how far it has come.
-pub(crate) struct Way {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) token: u64,
-    pub(crate) contact: Contact,
-}
-
-pub(crate) enum Contact {
-    /// Its first message was not sent.
-    Trying(Batch, Instant),
-    /// What it uses, and what of the peer's memory UCX reaches by itself.
-    Made(PeerInfo, Reach),
-    /// UCX has given it up.
-    Broken,
 }
 
 pub(crate) enum Phase {
@@ -130,79 +112,6 @@ impl Peer {
 }
 
 impl Core {
-    /// Makes the endpoint of an open peer, if there is none.
-    pub(crate) fn way(&mut self, operation: &'static str, peer: PeerId) -> Result<()> {
-        let token = self.token();
-        let (Some(known), Some(worker)) = (self.peers.get_mut(peer), &mut self.worker) else {
-            return Err(down(operation, "the connection is over").with_context("peer", peer));
-        };
-        if !known.is_open() {
-            return Err(known.over(operation).with_context("peer", peer));
-        }
-        if known.way.is_some() {
-            return Ok(());
-        }
-        let stuck = self.lingering.values().filter(|other| other.is_stuck(&known.incarnation)).count();
-        if stuck >= MOST_STUCK {
-            return Err(reach::stuck(operation, stuck));
-        }
-        self.touched = true;
-        if let Some(error) = self.barred.why(&known.address) {
-            return Err(error.with_context("peer", peer));
-        }
-        let endpoint = Endpoint::new(worker, &known.address, token).map_err(|failure| {
-            let both = (&self.networks, &*known);
-            let error = unreached(operation, &failure, (self.library, &self.options), both);
-            self.barred.note(&known.address, &failure, &error);
-            error.with_context("peer", peer)
-        })?;
-        let mut batch = Batch::new(worker, &endpoint.load, token, Vec::new(), Vec::new());
-        // Not a flush: until there is a connection none is given to UCX. 1.20 was seen to use one after it was freed, when the
-        // connection ended in the moment in which it came about.
-        let (word, from) = (known.their_word.unwrap_or(0), known.word);
-        let header = Header { kind: Kind::Hello, word, from, number: 0 };
-        batch.send(&endpoint, header.encode(), Vec::new());
-        self.counters.count(Kind::Hello, 0);
-        let over = !batch.is_pending();
-        let contact = Contact::Trying(batch, Instant::now());
-        known.way = Some(Way { endpoint, token, contact });
-        self.ways.insert(token, peer);
-        self.trying.insert(peer);
-        if over {
-            self.contacted(peer);
-        }
-        Ok(())
-    }
-
-    /// The first message to a peer was sent: now it is known what its endpoint uses.
-    pub(crate) fn contacted(&mut self, peer: PeerId) {
-        let Some(known) = self.peers.get_mut(peer) else { return };
-        let Some(way) = &mut known.way else { return };
-        let Contact::Trying(batch, _) = &way.contact else { return };
-        if batch.is_pending() {
-            return;
-        }
-        if let Some(status) = batch.failure() {
-            return self.broken(peer, "it cannot be reached", status);
-        }
-        let lanes = Lanes::of(&way.endpoint.lanes(), self.taken);
-        way.contact = Contact::Made(lanes.info(), lanes.reach());
-        self.trying.remove(&peer);
-        self.stirred = true;
-        tracing::debug!(target: "kvx_ucx", "peer {peer} is reached by {lanes}");
-        let required = self.options.require.as_ref().filter(|names| !lanes.admitted_by(names));
-        if let Some(required) = required {
-            let found = self.worker.as_ref().map(Worker::resources).unwrap_or_default();
-            let error = unwanted(required, &self.options, &found, (&lanes, self.taken));
-            self.end(peer, Some(error));
-            return;
-        }
-        self.serve_early(peer);
-        if !known_queue_is_empty(self, peer) {
-            self.waiting.insert(peer);
-        }
-    }
-
     /// An endpoint failed.
     pub(crate) fn lost(&mut self, token: u64, status: Status) {
         self.linger_no_more(token);
@@ -216,7 +125,7 @@ impl Core {
         self.broken(peer, "the connection broke", status);
     }
 
-    fn broken(&mut self, peer: PeerId, what: &'static str, status: Status) {
+    pub(crate) fn broken(&mut self, peer: PeerId, what: &'static str, status: Status) {
         self.spoiled = true;
         let words = self.library.words(status.0);
         let error = down("connection", format!("{what}: {words}"))
@@ -376,10 +285,6 @@ impl Core {
             self.send(peer, Kind::Taken, 0, numbers(&taken));
         }
     }
-}
-
-fn known_queue_is_empty(core: &Core, peer: PeerId) -> bool {
-    core.peers.get(peer).is_none_or(|known| known.queue.is_empty())
 }
 
 /// What a transfer of a connection that broke failed with.

@@ -46,6 +46,11 @@ pub(crate) fn networks(resources: &[String]) -> Networks {
     Text::new(text).unwrap_or_default()
 }
 
+/// Whether TCP is all that reaches other processes, but for shared memory.
+pub(crate) fn is_over_tcp_alone(resources: &[String]) -> bool {
+    resources.iter().filter(|name| !is_one_of(WITHIN, name)).all(|name| is_one_of(&["tcp"], name))
+}
+
 /// Refuses what could never be connected.
 pub(crate) fn check(context: &Context, options: &Options, said: &[&str]) -> Result<()> {
     let resources = context.resources();
@@ -133,8 +138,12 @@ pub(crate) fn unreached(
             "compare tls and devices of both sides (kvx backends)",
         )
     };
-    let error = if failure.status == Status::UNREACHABLE {
+    // What later versions know of routes, and what the two sides were told to use, does not change until one of them is started anew.
+    let passes = in_common && library.is_fragile();
+    let error = if failure.status == Status::UNREACHABLE && passes {
         down(operation, message)
+    } else if failure.status == Status::UNREACHABLE {
+        Error::config(operation, message).with_backend(BACKEND)
     } else {
         failed(operation, "no endpoint can be made", library, failure.status)
     };
@@ -215,6 +224,7 @@ mod tests {
         let names = ["cma/memory", "cuda_copy/cuda", "dc_mlx5/mlx5_0:1", "posix/memory", "self/memory0", "tcp/eth0", "zenith/x"];
         let names = names.map(str::to_owned);
         assert_eq!(networks(&names).as_str(), "dc_mlx5/mlx5_0:1 tcp/eth0 zenith/x");
+        assert!(!is_over_tcp_alone(&names) && is_over_tcp_alone(&names[5..6]) && !is_over_tcp_alone(&names[2..3]));
         let many: Vec<_> = (0..100).map(|at| format!("tcp/eth{at}")).collect();
         assert!(networks(&many).as_str().ends_with(" ..."), "{}", networks(&many));
     }

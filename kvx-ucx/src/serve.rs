@@ -9,7 +9,7 @@ use crate::ask::MOST_ASKED;
 use crate::core::Core;
 use crate::error::malformed;
 use crate::message::{Kind, Range, Refusal, read_ranges};
-use crate::peer::{Contact, Way};
+use crate::contact::{Contact, Way};
 use crate::sys::{Batch, Memory};
 use crate::tags::of_list;
 

@@ -237,10 +237,13 @@ impl Error {
         self.with_remedy(remedy)
     }
 
-    /// Adds one fact about where it happened.
+    /// Adds one fact about where it happened, unless it is there.
     #[must_use]
     pub fn with_context(mut self, key: &'static str, value: impl fmt::Display) -> Self {
-        self.0.context.push((key, value.to_string()));
+        let fact = (key, value.to_string());
+        if !self.0.context.contains(&fact) {
+            self.0.context.push(fact);
+        }
         self
     }
 
@@ -368,7 +371,13 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        write!(f, "{}: {}", inner.operation, inner.message)?;
+        // A message that is another error in its own words may begin with the operation, and have the remedy.
+        let named =
+            inner.message.strip_prefix(inner.operation).is_some_and(|rest| rest.starts_with(": "));
+        if !named {
+            write!(f, "{}: ", inner.operation)?;
+        }
+        f.write_str(&inner.message)?;
         if let Some(backend) = &inner.backend {
             write!(f, " [backend {backend}")?;
             if let Some(code) = inner.native {
@@ -384,10 +393,10 @@ impl fmt::Display for Error {
         if !inner.context.is_empty() {
             f.write_str(")")?;
         }
-        if let Some(remedy) = self.remedy() {
-            write!(f, "; {remedy}")?;
+        match self.remedy() {
+            Some(remedy) if !inner.message.contains(remedy) => write!(f, "; {remedy}"),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

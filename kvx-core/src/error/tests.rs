@@ -17,6 +17,19 @@ fn display_is_one_line_with_everything_in_it() {
 }
 
 #[test]
+fn what_a_message_has_in_another_errors_words_is_not_said_twice() {
+    let inner =
+        Error::peer("peers.want", "not met").with_context("peer", 0).with_remedy("look there");
+    let outer = Error::peer("peers.want", inner.to_string()).with_remedy("look there");
+    assert_eq!(outer.to_string(), inner.to_string());
+    assert_eq!(inner.again().with_context("peer", 0).to_string(), inner.to_string());
+    assert_eq!(inner.again().with_context("peer", 1).context().len(), 2);
+    // Only what is the same.
+    let other = Error::peer("peers", inner.to_string()).with_remedy("look here");
+    assert_eq!(other.to_string(), "peers: peers.want: not met (peer=0); look there; look here");
+}
+
+#[test]
 fn a_mismatch_names_the_field_and_both_values() {
     let error = Error::mismatch("plan.compile", "dtype", "bf16", "fp8_e4m3");
     assert_eq!(error.to_string(), "plan.compile: dtype: producer has bf16, consumer has fp8_e4m3");

@@ -74,11 +74,31 @@ impl Left {
             }
             assert!(
                 begin.elapsed() < Duration::from_secs(5),
-                "after {after} there is {now:?}, before there was {self:?}"
+                "after {after} there is {now:?}, before there was {self:?}: {}",
+                descriptors().join("; ")
             );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// What each descriptor is of; of connections over TCP, their lines of the system's table.
+fn descriptors() -> Vec<String> {
+    let table = |of| std::fs::read_to_string(format!("/proc/net/{of}")).unwrap_or_default();
+    let table = table("tcp") + &table("tcp6");
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    open.map(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        let target = target.to_string_lossy().into_owned();
+        let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+        let line = inode.and_then(|inode| {
+            table.lines().find(|line| line.split_whitespace().nth(9) == Some(inode))
+        });
+        let words: Vec<_> = line.unwrap_or("").split_whitespace().skip(1).take(4).collect();
+        format!("{name} {target} {}", words.join(" "))
+    })
+    .collect()
 }
 
 /// Whether a line of `/proc/self/maps` is of memory that is shared with others.

@@ -20,6 +20,8 @@ mod deaths;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod many;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod memory;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod mixed;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod network;
@@ -71,6 +73,10 @@ fn main() -> std::process::ExitCode {
             "an_interface_that_only_the_peer_reaches",
             network::an_interface_that_only_the_peer_reaches,
         ),
+        (
+            "a_peer_that_does_not_reach_this_side_lives",
+            network::a_peer_that_does_not_reach_this_side_lives,
+        ),
         ("an_interface_that_is_of_no_use", network::an_interface_that_is_of_no_use),
         (
             "a_first_connection_that_fails_is_not_the_last",
@@ -91,6 +97,14 @@ fn main() -> std::process::ExitCode {
         ("transfers_leave_nothing_behind", many::transfers_leave_nothing_behind),
         ("no_data_travels_in_messages", many::no_data_travels_in_messages),
         ("connections_leave_nothing_behind", many::connections_leave_nothing_behind),
+        (
+            "peers_give_back_what_they_took_over_tcp",
+            memory::peers_give_back_what_they_took_over_tcp,
+        ),
+        (
+            "peers_give_back_what_they_took_over_cma",
+            memory::peers_give_back_what_they_took_over_cma,
+        ),
         ("an_idle_pair_sleeps", many::an_idle_pair_sleeps),
         ("notifications_wait_for_room", many::notifications_wait_for_room),
         ("the_raw_loop_moves_what_it_says", many::the_raw_loop_moves_what_it_says),

@@ -11,7 +11,7 @@ use kvx_core::memory::{MemoryRegistry as _, Region};
 use kvx_core::transfer::{Mode, PostedSegment};
 
 use crate::count::Left;
-use crate::pair::{alone, block, open_with, skip, transfer};
+use crate::pair::{alone, block, is_1_13, open_with, skip, transfer};
 use crate::peer::Process;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,10 @@ pub(crate) struct Namespace {
 pub(crate) struct Link {
     pub(crate) inside: String,
     pub(crate) outside: String,
+    /// The address of the outside.
+    here: String,
+    /// What both addresses are in, as long as nothing of it may leave this host.
+    kept: Option<String>,
 }
 
 pub(crate) fn ip(arguments: &str) -> Result<(), String> {
@@ -41,6 +45,23 @@ pub(crate) fn ip(arguments: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("`ip {arguments}` failed: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Four addresses that nothing here has a way to yet, of which this is the first's last number.
+fn free_block(from: u32) -> Result<u32, String> {
+    let listed = |of: &str| {
+        let output = Command::new("ip").args(["-4", "route", "show"]).args(of.split(' ')).output();
+        output
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+            .map_err(|error| error.to_string())
+    };
+    let taken = listed("table all")? + &listed("cache")?;
+    let last =
+        |word: &str| word.strip_prefix("198.19.255.")?.split('/').next()?.parse::<u32>().ok();
+    let taken: Vec<u32> = taken.split_whitespace().filter_map(last).collect();
+    let mut blocks = (0..60).map(|next| (from + next) % 60 * 4);
+    let free = blocks.find(|block| !taken.iter().any(|last| last / 4 == block / 4));
+    free.ok_or_else(|| "no addresses are left in 198.19.255.0/24".to_owned())
 }
 
 impl Namespace {
@@ -62,17 +83,22 @@ impl Namespace {
         let (inside, outside) = (format!("ui{process}n{index}"), format!("uo{process}n{index}"));
         ip(&format!("link add {outside} type veth peer name {inside} netns {name}"))?;
         // Of the ranges that are set aside for tests and for documents.
-        let block = (process * 2 + index) % 60 * 4;
-        let (here, there) = match family {
+        let (here, there, net) = match family {
             Family::Four => {
-                (format!("198.19.255.{}/30", block + 1), format!("198.19.255.{}/30", block + 2))
+                let block = free_block(process * 2 + index)?;
+                let address = |last| format!("198.19.255.{}/30", block + last);
+                (address(1), address(2), Some(address(0)))
             }
             Family::Six => {
                 let (process, net) = (process & 0xffff, index + 1);
                 let address = |end| format!("2001:db8:{process:x}:{net:x}::{end}/64");
-                (address(1), address(2))
+                (address(1), address(2), None)
             }
         };
+        // What is sent while the link is down, or gone, must not leave by another interface: the system would remember of that way
+        // how long its packets may be, and UCX 1.20 and later take it for the better one until it is forgotten, minutes later.
+        let kept =
+            net.filter(|net| ip(&format!("route add unreachable {net} metric 4000000000")).is_ok());
         let at_once = if family == Family::Six { " nodad" } else { "" };
         ip(&format!("addr add {here} dev {outside}{at_once}"))?;
         ip(&format!("link set {outside} up"))?;
@@ -81,7 +107,8 @@ impl Namespace {
         for _ in 0..2000 {
             let state = std::fs::read_to_string(format!("/sys/class/net/{outside}/operstate"));
             if state.is_ok_and(|state| state.trim() == "up") {
-                self.links.push(Link { inside, outside });
+                let (here, _) = here.split_once('/').unwrap_or_default();
+                self.links.push(Link { inside, outside, here: here.to_owned(), kept });
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -93,8 +120,11 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         // With it they would go some time later: whoever opens UCX meanwhile may find one that is gone when it is to be used.
-        for Link { outside, .. } in &self.links {
+        for Link { outside, kept, .. } in &self.links {
             let _ = ip(&format!("link del {outside}"));
+            if let Some(net) = kept {
+                let _ = ip(&format!("route del unreachable {net} metric 4000000000"));
+            }
         }
         // There is nobody to tell if it fails.
         let _ = ip(&format!("netns del {}", self.name));
@@ -207,7 +237,11 @@ pub(crate) fn an_interface_that_only_the_peer_reaches() {
             let met = process.meet(&one).and_then(|(peer, _)| block(one.connect(peer)));
             let error = met.unwrap_err();
             let text = error.to_string();
-            assert!(text.contains(&format!("the peer has=tcp/{far}")), "{text}");
+            // UCX 1.20 and later have the peer see it first.
+            assert!(
+                text.contains(&format!("=tcp/{far}")) && text.contains("the peer has="),
+                "{text}"
+            );
             assert!(error.remedy().is_some_and(|remedy| remedy.contains("devices")), "{text}");
             one.poll(&mut Events::with_limit(64));
             if round == 0 {
@@ -215,6 +249,35 @@ pub(crate) fn an_interface_that_only_the_peer_reaches() {
             }
         }
         before.unwrap().is_all_that_is_left("six attempts");
+    });
+}
+
+/// A way to an address that UCX 1.20 and later take for better than the link's, in the peer's namespace: in a table that the system
+/// itself does not look at.
+fn seems_elsewhere(namespace: &Namespace, address: &str) {
+    ip(&format!("-n {} route add {address}/32 dev lo table 4711", namespace.name)).unwrap();
+}
+
+/// The peer finds no way to this side, and this side does to it: the two do not meet, it says why, and lives.
+pub(crate) fn a_peer_that_does_not_reach_this_side_lives() {
+    with_namespace("a_peer_that_does_not_reach_this_side_lives", Family::Four, 1, |namespace| {
+        let link = &namespace.links[0];
+        let options = |device: &str| format!("tls=tcp,devices={device}");
+        seems_elsewhere(namespace, &link.here);
+        let one = open_with(&options(&link.outside)).unwrap();
+        let mut process = Process::start_in(&namespace.name, &options(&link.inside));
+        for round in 0..4 {
+            let met = process.meet(&one);
+            assert!(process.ended().is_none(), "round {round}: the peer has ended");
+            // It does not look at routes.
+            if is_1_13() {
+                met.unwrap();
+                continue;
+            }
+            let text = met.unwrap_err().to_string();
+            assert!(text.contains("no interface that is used here reaches the peer's"), "{text}");
+            assert!(text.contains(&format!("the peer has=tcp/{}", link.outside)), "{text}");
+        }
     });
 }
 

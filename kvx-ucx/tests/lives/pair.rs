@@ -241,6 +241,16 @@ impl Pair {
     }
 }
 
+/// Why the two do not connect.
+pub(crate) fn meet_in_vain(one: &UcxBackend, other: &UcxBackend) -> kvx_core::Error {
+    let reply = match other.accept(&one.offer().unwrap()) {
+        Ok((_, reply)) => reply,
+        Err(error) => return error,
+    };
+    let (peer, _) = one.complete(&reply).unwrap();
+    block(one.connect(peer)).unwrap_err()
+}
+
 /// A transfer that is done before anything else happens.
 pub(crate) fn transfer(
     one: &UcxBackend,

@@ -172,12 +172,13 @@ impl Process {
     pub(crate) fn ask(&mut self, one: &UcxBackend) -> Result<HandshakeBytes> {
         self.blob();
         self.say(one.offer()?.as_bytes());
-        let reply = next(&mut self.output);
+        let reply = self.hear();
         let Some(refused) = reply.strip_prefix(REFUSED.as_bytes()) else {
             return HandshakeBytes::new(reply);
         };
         let refused = String::from_utf8_lossy(refused);
         let (error, remedy) = refused.split_once('\n').unwrap_or((&refused, ""));
+        let error = error.strip_prefix("accept: ").unwrap_or(error);
         Err(Error::peer("accept", error.to_owned()).with_remedy(remedy.to_owned()))
     }
 
@@ -187,7 +188,7 @@ impl Process {
 
     /// Whether it finished the handshake.
     pub(crate) fn finished(&mut self) -> Result<()> {
-        match next(&mut self.output).as_slice() {
+        match self.hear().as_slice() {
             [] => Ok(()),
             why => Err(Error::peer("finish", String::from_utf8_lossy(why).into_owned())),
         }
@@ -195,6 +196,14 @@ impl Process {
 
     pub(crate) fn key(&self, one: &UcxBackend, peer: PeerId) -> Result<RemoteRegionId> {
         one.import_key(peer, self.blob.as_ref().unwrap())
+    }
+
+    /// What it says next. That it has ended instead is a failure, which says how.
+    fn hear(&mut self) -> Vec<u8> {
+        match next_if_any(&mut self.output) {
+            Some(said) => said,
+            None => panic!("a peer has ended: {}", self.child.wait().unwrap()),
+        }
     }
 
     fn say(&mut self, bytes: &[u8]) {
@@ -221,9 +230,9 @@ impl Process {
 
     fn at(mut self, other: &mut Self) -> Option<Self> {
         let blob = other.blob().clone();
-        other.say(&next(&mut self.output));
-        self.say(&next(&mut other.output));
-        other.say(&next(&mut self.output));
+        other.say(&self.hear());
+        self.say(&other.hear());
+        other.say(&self.hear());
         other.finished().ok()?;
         self.works_on(&blob).then_some(self)
     }
@@ -237,10 +246,10 @@ impl Process {
     ) -> (Self, PeerId) {
         let mut started =
             Self::start_by(Command::new(std::env::current_exe().unwrap()), options, Some(mode));
-        let offer = HandshakeBytes::new(next(&mut started.output)).unwrap();
+        let offer = HandshakeBytes::new(started.hear()).unwrap();
         let (peer, reply) = one.accept(&offer).unwrap();
         started.say(reply.as_bytes());
-        let completion = HandshakeBytes::new(next(&mut started.output)).unwrap();
+        let completion = HandshakeBytes::new(started.hear()).unwrap();
         assert_eq!(one.finish(&completion).unwrap(), peer);
         assert!(started.works_on(blob), "the two connect");
         (started, peer)
@@ -253,8 +262,11 @@ impl Process {
 
     /// The key of its memory, which is the first that it says.
     fn blob(&mut self) -> &KeyBlob {
-        let output = &mut self.output;
-        self.blob.get_or_insert_with(|| KeyBlob::new(next(output)).unwrap())
+        if self.blob.is_none() {
+            let blob = KeyBlob::new(self.hear()).unwrap();
+            self.blob = Some(blob);
+        }
+        self.blob.as_ref().unwrap()
     }
 
     /// How it ended, if it has.

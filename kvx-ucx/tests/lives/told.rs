@@ -3,12 +3,11 @@
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
-use kvx_core::backend::TransferBackend as _;
 use kvx_core::config::BackendConfig;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use crate::pair::{Pair, block, is_1_13, open_with};
+use crate::pair::{is_1_13, meet_in_vain, open_with};
 
 /// Keeps warnings and errors.
 #[derive(Clone, Default)]
@@ -73,10 +72,7 @@ pub(crate) fn what_an_error_says_is_not_logged_too() {
     assert_eq!((warned.count(), lines.len()), (1, 1), "{lines:?}");
     // An endpoint that cannot be made, however often.
     let other = open_with("tls=sm,ucx.MM_ERROR_HANDLING=y").unwrap();
-    let (error, lines) = lines_of(|| {
-        let pair = Pair::meet(&one, &other);
-        block(pair.one.connect(pair.at_one)).unwrap_err()
-    });
+    let (error, lines) = lines_of(|| meet_in_vain(&one, &other));
     assert!(error.to_string().contains("said="), "{error}");
     assert_eq!(lines, [""; 0], "{error}");
 }
