@@ -35,6 +35,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long it waits at its end for requests that it has given up.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long what is being fetched may take to end by itself once the producer has gone.
+const GRACE: Duration = Duration::from_millis(500);
 /// How long the producer may take to say who it is.
 const GREETING: Duration = Duration::from_secs(10);
 
@@ -54,6 +56,8 @@ struct Consumer {
     code: u8,
     /// Why no more is asked for, though not all was.
     stopped: Option<String>,
+    /// Since when the producer has gone, and why.
+    gone: Option<(Instant, Error)>,
     deadline: Duration,
 }
 
@@ -115,6 +119,7 @@ pub(super) async fn run(
         fetched,
         code: failure::OK,
         stopped: None,
+        gone: None,
         deadline: Duration::from_secs(args.deadline),
     };
     let begun = Instant::now();
@@ -167,6 +172,9 @@ impl Consumer {
                 () = tokio::time::sleep(look) => {}
             }
             self.give_up_late();
+            if self.gone.as_ref().is_some_and(|(since, _)| since.elapsed() > GRACE) {
+                self.give_up_running();
+            }
         }
         Ok(())
     }
@@ -304,13 +312,23 @@ impl Consumer {
         }
     }
 
-    /// What it would have answered never comes. What is being fetched ends by itself.
+    /// What it would have answered never comes. What is being fetched ends by itself, or is given up after [`GRACE`]: another life of
+    /// the producer, for which the connector would wait, has none of it.
     fn producer_is_gone(&mut self, why: Error) {
         let error = Error::peer("serve", "the producer has gone").with_source(why);
         self.stopped.get_or_insert_with(|| "the producer has gone".to_owned());
         let unanswered = self.jobs.iter().filter(|(_, job)| !job.has_ticket);
         let unanswered: Vec<u64> = unanswered.map(|(request, _)| *request).collect();
         unanswered.into_iter().for_each(|request| self.failed(request, &error, false));
+        self.gone.get_or_insert_with(|| (Instant::now(), error));
+    }
+
+    fn give_up_running(&mut self) {
+        let Some((_, error)) = &self.gone else { return };
+        let error = error.again();
+        let running: Vec<u64> = self.jobs.keys().copied().collect();
+        // Something may still move in their blocks, until all is at its end.
+        running.into_iter().for_each(|request| self.failed(request, &error, true));
     }
 
     /// Gives up what the producer has not answered in time. What is being fetched has its own deadline.
@@ -339,8 +357,10 @@ impl Consumer {
         // What is dropped is given up.
         self.running.abort_all();
         while self.running.join_next().await.is_some() {}
+        // A producer that has gone takes no part any more: what is left would be said to it, or to its next life.
+        let patience = if self.gone.is_some() { GRACE } else { PATIENCE };
         let since = Instant::now();
-        while self.side.live.traffic().requests > 0 && since.elapsed() < PATIENCE {
+        while self.side.live.traffic().requests > 0 && since.elapsed() < patience {
             tokio::time::sleep(PAUSE).await;
         }
         let good = self.fetched.rows.iter().filter(|row| row.error.is_none()).count();
