@@ -232,6 +232,9 @@ fn a_pool_that_is_too_small_is_told_by_the_number_that_was_given() {
     assert_eq!(run.code, Some(2), "{run:?}");
     assert!(run.stderr.contains("(blocks=1, needed=8"), "{run:?}");
     assert!(run.stderr.contains("give blocks=8 or more"), "{run:?}");
+    let run = shell("exec \"$0\" bench --producer blocks=1 --tokens 100");
+    assert_eq!(run.code, Some(2), "{run:?}");
+    assert!(run.stderr.contains("too few blocks: 1 of 16 tokens"), "{run:?}");
 }
 
 #[test]
