@@ -22,8 +22,8 @@ pub(crate) struct Fabric {
     choice: Choice,
     options: BackendConfig,
     pub(crate) runtime: Runtime,
-    /// Nobody asked for the mock: there was nothing else.
-    pub(crate) fallback: bool,
+    /// Nobody asked for the mock: why there was nothing else.
+    pub(crate) fallback: Option<Error>,
 }
 
 impl Fabric {
@@ -40,9 +40,12 @@ impl Fabric {
             Err(error) if error.kind() == ErrorKind::Unsupported && policy_is_open(&policy) => {
                 let mock = policy.clone().with_name(Some(MOCK));
                 // Where there is no mock either, the first error says more.
-                (choose(&mock, None).map_err(|_| error)?, true)
+                match choose(&mock, None) {
+                    Ok(mock) => (mock, Some(error)),
+                    Err(_) => return Err(error),
+                }
             }
-            other => (other?, false),
+            other => (other?, None),
         };
         let mut options = policy.options;
         if choice.registration.name == MOCK && options.text("seed").is_none() {
@@ -58,7 +61,7 @@ impl Fabric {
 
     /// Which backend, and why, for people.
     pub(crate) fn about(&self) -> String {
-        if self.fallback {
+        if self.fallback.is_some() {
             let others = self.choice.considered.iter().filter(|other| other.name != MOCK);
             let others: Vec<&str> = others.map(|other| other.name).collect();
             return if others.is_empty() {

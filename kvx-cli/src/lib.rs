@@ -10,7 +10,9 @@ mod engine;
 mod fabric;
 mod failure;
 mod file;
+mod group;
 mod help;
+mod host;
 mod key;
 mod log;
 mod memory;
@@ -18,6 +20,7 @@ pub mod metrics;
 mod model;
 mod options;
 mod output;
+mod own;
 mod pairs;
 mod picture;
 mod plan;
@@ -96,6 +99,10 @@ pub(crate) fn output_failed(error: io::Error) -> u8 {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return failure::OK;
     }
-    output::note(format!("error: standard output cannot be written: {error}"));
+    let remedy = match error.kind() {
+        io::ErrorKind::FileTooLarge => "; let this process write larger files: ulimit -f",
+        _ => "",
+    };
+    output::note(format!("error: standard output cannot be written: {error}{remedy}"));
     failure::FAILED
 }

@@ -5,6 +5,7 @@ use kvx_core::plan::BlockTable;
 use kvx_core::{Error, Result};
 
 use crate::args::Order;
+use crate::size;
 
 /// Which side's blocks: the two are permuted differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,11 @@ pub(crate) fn check_pool(
         if needed > u64::from(group.blocks) {
             return Err(Error::config(
                 option,
-                format!("{} blocks of {} tokens are too few", group.blocks, group.block_tokens),
+                format!(
+                    "too few blocks: {} of {}",
+                    size::count(group.blocks.into()),
+                    size::of_many(group.block_tokens.into(), "token")
+                ),
             )
             .with_context("tokens", tokens)
             .with_remedy(format!("give blocks={needed} or more, or leave it out")));

@@ -24,4 +24,7 @@ mod serve;
 mod shapes;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 #[cfg(test)]
+mod surroundings;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[cfg(test)]
 mod top;

@@ -28,6 +28,8 @@ pub enum Wanted {
     Descriptor,
     /// So many bytes of memory that has a descriptor, or that is mapped from one.
     Shared(u64),
+    /// So many bytes of memory that is this process's alone.
+    Private(u64),
     /// A thread, or a process.
     Thread,
 }
@@ -52,6 +54,17 @@ pub fn explain(error: Error, refused: io::Error, wanted: Wanted) -> Error {
         None => error,
     }
     .with_source(refused)
+}
+
+/// As [`explain`], where an allocator had no memory, which does not say how the system refused it.
+pub(crate) fn explain_memory(error: Error, bytes: u64) -> Error {
+    #[cfg(target_os = "linux")]
+    return explain(error, io::Error::from_raw_os_error(libc::ENOMEM), Wanted::Private(bytes));
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = bytes;
+        error
+    }
 }
 
 /// Bytes of memory that this process may still map, by its own limit (`ulimit -v`). `None` where it has none, or the system does not say.

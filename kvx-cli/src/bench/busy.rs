@@ -11,6 +11,15 @@ use kvx_core::{Error, ErrorKind, Result};
 /// Bytes that each core copies, again and again.
 const BYTES: u64 = 64 << 20;
 
+/// Bytes that all of them copy, and have copied.
+pub(super) fn bytes() -> u64 {
+    2 * BYTES * cores() as u64
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Ends the copies, however what is measured beside them ends.
 struct Ends<'a>(&'a AtomicBool);
 
@@ -26,8 +35,7 @@ pub(super) fn while_every_core_copies<T>(
     measure: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let stop = AtomicBool::new(false);
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let regions = (0..2 * cores).map(|_| Region::host(BYTES)).collect::<Result<Vec<Region>>>()?;
+    let regions = (0..2 * cores()).map(|_| Region::host(BYTES)).collect::<Result<Vec<Region>>>()?;
     thread::scope(|scope| {
         let _ends = Ends(&stop);
         for pair in regions.chunks_exact(2) {

@@ -11,6 +11,7 @@ use kvx_core::{Error, ErrorKind, Result};
 
 use super::connector_report::{Costs, Latencies, Report};
 use super::rig::Rig;
+use super::room::Beside;
 use super::stats::Quantiles;
 use crate::args::{BenchArgs, Engines, Order};
 use crate::engine::live::{Live, LocalSetup, Secret};
@@ -186,7 +187,7 @@ fn engines() -> Result<Engines> {
 fn rig<'a>(fabric: &'a Fabric, args: &BenchArgs, blocks: u64, places: u32) -> Result<Rig<'a>> {
     let args =
         BenchArgs { tokens: blocks * u64::from(BLOCK), blocks: Order::Permuted, ..args.clone() };
-    Rig::with_places(fabric, engines()?, &args, places)
+    Rig::with_places(fabric, engines()?, &args, places, Beside::Nothing)
 }
 
 impl<'a> Pair<'a> {

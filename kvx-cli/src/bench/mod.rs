@@ -15,6 +15,7 @@ mod limits;
 mod peer;
 mod report;
 mod rig;
+mod room;
 mod small;
 mod stats;
 
@@ -48,6 +49,10 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
     }
     let fabric = Fabric::choose(args.backend.as_deref(), 0)?;
     if fabric.is_in_process() {
+        // Nobody named the mock: why nothing else can be used is what there is to say.
+        if let Some(why) = fabric.fallback {
+            return Err(why.into());
+        }
         return Err(Error::unsupported("bench", "the mock connects engines of one process only")
             .with_remedy("name a backend that connects processes: kvx backends")
             .into());

@@ -1,10 +1,11 @@
 //! Another program, compared round by round.
 
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufRead, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvx_core::{Error, ErrorKind, Result};
@@ -12,9 +13,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::args::GUARD_COMMAND;
 use crate::output;
+use crate::own;
 
 /// Most bytes of a line.
-const LINE: u64 = 4096;
+const LINE: usize = 4096;
 /// How long a program is waited for without a word.
 const SILENT: Duration = Duration::from_secs(5);
 /// What a program is told that does not do what is asked.
@@ -30,6 +32,8 @@ pub(crate) struct Peer {
     turns: ChildStdin,
     /// Its lines, until it ends.
     figures: Receiver<io::Result<String>>,
+    /// What it has printed of a line that has not ended.
+    begun: Arc<Mutex<Vec<u8>>>,
     /// Longest time for a turn.
     patience: Duration,
     /// People have been told that it takes its time.
@@ -39,7 +43,7 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts it, and what ends it where this process is killed.
     pub(crate) fn start(command: &str, patience: Duration) -> Result<Self> {
-        Self::guarded(command, patience, &std::env::current_exe().map_err(not_started)?)
+        Self::guarded(command, patience, &own::program()?)
     }
 
     fn guarded(command: &str, patience: Duration, own: &Path) -> Result<Self> {
@@ -64,8 +68,9 @@ impl Peer {
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         match (group, child.stdin.take(), child.stdout.take()) {
             (Some(group), Some(turns), Some(figures)) => {
-                let figures = lines(figures)?;
-                Ok(Self { child, guard, group, turns, figures, patience, told: false })
+                let begun = Arc::default();
+                let figures = lines(figures, Arc::clone(&begun))?;
+                Ok(Self { child, guard, group, turns, figures, begun, patience, told: false })
             }
             _ => Err(Error::new(ErrorKind::Internal, "--peer-command", "a program without pipes")),
         }
@@ -118,14 +123,30 @@ impl Peer {
             Ok(Err(source)) => Err(error("what the program prints is no text")
                 .with_source(source)
                 .with_remedy(REMEDY)),
-            Err(RecvTimeoutError::Timeout) => Err(error("the program printed nothing in its turn")
-                .with_context("seconds", self.patience.as_secs_f64())
-                .with_remedy(format!("{REMEDY}; where a turn takes longer, give --peer-seconds"))),
+            Err(RecvTimeoutError::Timeout) => Err(self.late()),
             Err(RecvTimeoutError::Disconnected) => Err(ended(match turn {
                 Ok(()) => error("the program has ended"),
                 Err(source) => error("the program has ended").with_source(source),
             })
             .with_remedy("run the command by itself, with a line per round on its standard input")),
+        }
+    }
+
+    /// Its turn is over, and there is no line.
+    fn late(&self) -> Error {
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = match begun.is_empty() {
+            true => "the program printed nothing in its turn",
+            false => "the program did not end the line that it printed in its turn",
+        };
+        let error = Error::peer("--peer-command", text)
+            .with_context("seconds", self.patience.as_secs_f64());
+        match begun.is_empty() {
+            true => error
+                .with_remedy(format!("{REMEDY}; where a turn takes longer, give --peer-seconds")),
+            false => error
+                .with_context("line", kvx_core::wire::printable(&String::from_utf8_lossy(&begun)))
+                .with_remedy(REMEDY),
         }
     }
 
@@ -135,16 +156,15 @@ impl Peer {
     }
 }
 
-/// Reads lines, one ahead at most, so that a turn can be waited for in time.
-fn lines(from: ChildStdout) -> Result<Receiver<io::Result<String>>> {
+/// Reads lines, one ahead at most, so that a turn can be waited for in time. What has come of a line is in `begun`.
+fn lines(from: ChildStdout, begun: Arc<Mutex<Vec<u8>>>) -> Result<Receiver<io::Result<String>>> {
     let (sender, receiver) = sync_channel(1);
     let mut from = BufReader::new(from);
     let read = move || {
         loop {
-            let mut line = String::new();
-            let line = match from.by_ref().take(LINE).read_line(&mut line) {
-                Ok(0) => return,
-                Ok(_) => Ok(line),
+            let line = match line(&mut from, &begun) {
+                Ok(line) if line.is_empty() => return,
+                Ok(line) => String::from_utf8(line).map_err(io::Error::other),
                 Err(error) => Err(error),
             };
             let failed = line.is_err();
@@ -158,6 +178,25 @@ fn lines(from: ChildStdout) -> Result<Receiver<io::Result<String>>> {
         Error::new(ErrorKind::Resources, "--peer-command", "no thread to read from the program")
             .with_source(source)
     })
+}
+
+/// A line, or what there is of it where the output ends, or where it gets too long; nothing at the end.
+fn line(from: &mut impl BufRead, begun: &Mutex<Vec<u8>>) -> io::Result<Vec<u8>> {
+    loop {
+        let come = match from.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            come => come?,
+        };
+        let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let come = &come[..come.len().min(LINE - begun.len())];
+        let end = come.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+        let taken = end.unwrap_or(come.len());
+        begun.extend_from_slice(&come[..taken]);
+        from.consume(taken);
+        if end.is_some() || taken == 0 || begun.len() == LINE {
+            return Ok(std::mem::take(&mut *begun));
+        }
+    }
 }
 
 fn not_started(source: io::Error) -> Error {
@@ -236,6 +275,16 @@ mod tests {
             let error = error.to_string();
             assert!(error.contains(says), "{command}: {error}");
         }
+    }
+
+    /// The end of its output is the end of its last line.
+    #[test]
+    fn a_last_line_needs_no_end() {
+        let mut peer = start("read x; printf 2.5", PATIENCE);
+        assert!((peer.round().unwrap() - 2.5).abs() < 1e-12);
+        let mut peer = start("while read x; do printf 2.5; done", Duration::from_secs(2));
+        let error = peer.round().unwrap_err().to_string();
+        assert!(error.contains("did not end the line") && error.contains("line=2.5"), "{error}");
     }
 
     #[test]

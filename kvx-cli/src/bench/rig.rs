@@ -13,13 +13,13 @@ use kvx_core::transfer::{Mode, Segment};
 use kvx_core::{Error, ErrorKind, Result};
 use tokio::task::JoinHandle;
 
+use super::room::{self, Beside};
 use crate::args::{BenchArgs, Engines, Order};
 use crate::engine::initiator;
 use crate::engine::rank::Rank;
 use crate::engine::ranks::{Piece, Ranks};
 use crate::engine::tags::Prompt;
 use crate::fabric::Fabric;
-use crate::memory;
 use crate::pairs;
 use crate::remote::{PATIENCE, Process, processor_time};
 use crate::size;
@@ -90,7 +90,7 @@ pub(crate) struct Cpu {
 
 impl<'a> Rig<'a> {
     pub(crate) fn new(fabric: &'a Fabric, engines: Engines, args: &BenchArgs) -> Result<Self> {
-        Self::with_places(fabric, engines, args, 1)
+        Self::with_places(fabric, engines, args, 1, Beside::Limits)
     }
 
     /// With so many places at the consumer, each with room for the whole request: those that are under way at the same time go to
@@ -100,6 +100,7 @@ impl<'a> Rig<'a> {
         engines: Engines,
         args: &BenchArgs,
         places: u32,
+        beside: Beside,
     ) -> Result<Self> {
         let tokens = args.tokens;
         let layouts = |option, shape: &crate::shape::Shape, places: u32| {
@@ -134,7 +135,7 @@ impl<'a> Rig<'a> {
             };
             pairs.iter().map(one).collect::<Result<Vec<Vec<Segment>>>>()
         };
-        refuse_more_than_memory(producers.iter().chain(&consumers))?;
+        room::check(&producers, &consumers, &pairs, beside)?;
         let tables = ids(args.blocks);
         let lists_of = lists(&tables)?;
         let place = tables::pool_blocks("--consumer", tokens, engines.consumer.block_tokens)?;
@@ -350,27 +351,6 @@ impl<'a> Rig<'a> {
             driver.abort();
         }
         self.process.close()
-    }
-}
-
-/// Refuses caches for which there is no memory: those of both engines, and the copies of them that show what the machine can
-/// do. Without this the system would end some process.
-fn refuse_more_than_memory<'a>(layouts: impl Iterator<Item = &'a RankLayout>) -> Result<()> {
-    let regions = layouts.flat_map(|layout| layout.regions());
-    let needed = regions.fold(0_u64, |sum, region| sum.saturating_add(region.bytes));
-    let needed = needed.saturating_mul(2);
-    match memory::free() {
-        Some(free) if needed > free => {
-            Err(Error::new(ErrorKind::Resources, "bench", "there is too little memory")
-                .with_context("needed", size::bytes(needed))
-                .with_context("free", size::bytes(free))
-                .with_remedy(memory::remedy(
-                    free,
-                    "",
-                    "give fewer --tokens, smaller pools (blocks=N), or a smaller --model",
-                )))
-        }
-        _ => Ok(()),
     }
 }
 

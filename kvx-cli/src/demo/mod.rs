@@ -14,6 +14,7 @@ use crate::engine::place::Place;
 use crate::engine::{Engine, initiator};
 use crate::fabric::{self, Fabric};
 use crate::failure::{self, Failure};
+use crate::memory;
 use crate::output::Output;
 use crate::remarks;
 use crate::remote::Memory;
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<u8, Failure> {
     let shapes = [&engines.producer, &engines.consumer];
     let pools = pools(shapes, &trace, args.in_flight)?;
     let memory = match &args.memory {
-        Some(text) => size::parse("--memory", text)?,
+        Some(text) => memory::asked(size::parse("--memory", text)?),
         None => scale::default_memory(),
     };
     let volume = if args.full_size { None } else { Some(size::parse("--volume", &args.volume)?) };

@@ -249,7 +249,7 @@ fn segment_bytes(engines: &[Vec<RankLayout>; 2], load: Load) -> Result<u64> {
 
 /// Memory that the pools may take where nobody says how much.
 pub(crate) fn default_memory() -> u64 {
-    memory::free().map_or(MEMORY / 2, |free| MEMORY.min(free / 2))
+    memory::unasked(MEMORY)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]

@@ -1,6 +1,7 @@
 //! What the control channel needs: a port, a name, a key.
 
-use std::net::{IpAddr, TcpListener, ToSocketAddrs as _};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::time::Duration;
 
 use kvx_connector::control::Key;
 use kvx_core::card::Address;
@@ -10,7 +11,7 @@ use crate::args::DoctorArgs;
 use crate::serve;
 
 pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let mut findings = vec![loopback()];
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let resolved = (name.as_str(), 0).to_socket_addrs();
     let addresses = resolved.map(|all| all.map(|address| address.ip()).collect());
@@ -18,6 +19,23 @@ pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
     findings.extend(args.listen.iter().map(|text| port(text)));
     findings.extend(args.key.iter().map(|path| key(path)));
     findings
+}
+
+/// Whether two processes of this host can meet where the control channel of `kvx demo` does.
+fn loopback() -> Finding {
+    const CHECK: &str = "loopback";
+    // The system answers by itself, unless it drops what comes.
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let met = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .and_then(|here| TcpStream::connect_timeout(&here.local_addr()?, PATIENCE));
+    match met {
+        Ok(_) => Finding::ok(CHECK, "this host reaches itself at 127.0.0.1"),
+        Err(error) => Finding::failure(
+            CHECK,
+            format!("this host does not reach itself at 127.0.0.1: {error}"),
+            "let this host, or container, have its loopback interface: ip link set lo up",
+        ),
+    }
 }
 
 /// Whether others may find this host by its own name.

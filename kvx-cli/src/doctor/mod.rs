@@ -1,7 +1,6 @@
 //! `kvx doctor`: what of this host kvx depends on, and what to do where it is not as it should be.
 
 mod control;
-mod host;
 mod rdma;
 mod system;
 
@@ -16,9 +15,9 @@ use serde_json::json;
 
 use crate::args::DoctorArgs;
 use crate::failure::{self, Failure};
+use crate::host::Host;
 use crate::output::{self, Output};
 use crate::size;
-use host::Host;
 
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

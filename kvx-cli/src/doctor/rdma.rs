@@ -1,7 +1,7 @@
 //! RDMA devices, and whether they reach the memory of GPUs.
 
 use super::Finding;
-use super::host::Host;
+use crate::host::Host;
 use crate::size;
 
 const CHECK: &str = "RDMA";

@@ -1,7 +1,8 @@
 //! Limits and settings of the system.
 
 use super::Finding;
-use super::host::Host;
+use crate::group;
+use crate::host::Host;
 use crate::size;
 
 /// `CAP_IPC_LOCK` and `CAP_SYS_PTRACE`.
@@ -130,9 +131,7 @@ fn shm_of(check: &'static str, bytes: u64) -> Finding {
 
 fn memory(host: &Host) -> Option<Finding> {
     const CHECK: &str = "memory limit";
-    let limit = host.cgroup("memory", "memory.max", "memory.limit_in_bytes");
-    // Version 1 has a huge number where there is no limit.
-    let limit = limit.and_then(|text| text.parse::<u64>().ok()).filter(|limit| *limit < 1 << 60);
+    let limit = group::memory_limit(host);
     Some(match limit {
         None => Finding::ok(CHECK, "the control group has none"),
         Some(limit) if limit < MEMORY => Finding::warning(

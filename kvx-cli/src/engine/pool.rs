@@ -98,19 +98,20 @@ impl Pool {
         for group in &self.groups {
             let needed = group.range(tokens);
             let needed = needed.end - needed.start;
-            let usable = u64::from(group.group.blocks)
-                - u64::from(group.group.null_block.is_some_and(|id| id < group.group.blocks));
+            let unused =
+                u64::from(group.group.null_block.is_some_and(|id| id < group.group.blocks));
+            let usable = u64::from(group.group.blocks) - unused;
             if needed > usable {
                 return Err(Error::config(
                     option,
                     format!("a request of {tokens} tokens does not fit into the pool"),
                 )
-                .with_context("blocks", usable)
-                .with_context("needed", needed)
+                .with_context("blocks", group.group.blocks)
+                .with_context("needed", needed + unused)
                 .with_context("block_tokens", group.group.block_tokens)
                 .with_remedy(format!(
                     "give blocks={} or more, or cut prompts with --max-tokens",
-                    needed + 1
+                    needed + unused
                 )));
             }
         }

@@ -28,6 +28,7 @@ use crate::engine::ranks::{Awaited, Bystanders, Piece};
 use crate::engine::watch::Changed;
 use crate::engine::work::{Checked, Sample};
 use crate::fabric::Fabric;
+use crate::own;
 use tokio::runtime::Runtime;
 
 /// A process that was killed a moment ago may not have been reported yet: for how long, at most.
@@ -75,7 +76,7 @@ impl Process {
             }
         };
         let (mine, theirs) = UnixStream::pair().map_err(failed("no socket for another process"))?;
-        let own = std::env::current_exe().map_err(failed("this program cannot be found"))?;
+        let own = own::program()?;
         // Standard output is this process's result: libraries that print must not spoil it.
         let errors = std::io::stderr().as_fd().try_clone_to_owned();
         let errors = errors.map_err(failed("no standard error"))?;

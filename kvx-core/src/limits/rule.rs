@@ -24,6 +24,9 @@ pub(super) fn remedy(code: i32, wanted: Wanted, limits: &Limits) -> Option<Strin
         (libc::ENOMEM, Wanted::Shared(bytes)) => {
             address_space(bytes, limits).or_else(|| ranges(limits))
         }
+        (libc::ENOMEM, Wanted::Private(bytes)) => address_space(bytes, limits)
+            .or_else(|| data(bytes, limits))
+            .or_else(|| ranges(limits)),
         // The system says so too where there is no room for a thread's stack.
         (libc::EAGAIN | libc::ENOMEM, Wanted::Thread) => Some(
             address_space(STACK, limits)
@@ -92,7 +95,8 @@ mod tests {
             mapped_ranges: 9,
             ..tight
         };
-        let wanted = [Wanted::Descriptor, Wanted::Shared(4 << 20), Wanted::Thread];
+        let wanted =
+            [Wanted::Descriptor, Wanted::Shared(4 << 20), Wanted::Private(4 << 20), Wanted::Thread];
         let named = |limits: &Limits, what: &str| {
             let all =
                 CODES.iter().flat_map(|code| wanted.map(|wanted| remedy(*code, wanted, limits)));
@@ -114,6 +118,10 @@ mod tests {
         }
         // Nothing of this process's is known to be the reason: whoever asked knows better.
         assert_eq!(remedy(libc::ENOMEM, Wanted::Shared(1), &ample), None);
+        assert_eq!(remedy(libc::ENOMEM, Wanted::Private(1), &ample), None);
+        let data =
+            remedy(libc::ENOMEM, Wanted::Private(4 << 20), &Limits { used: tight.used, ..ample });
+        assert!(data.unwrap().contains("ulimit -d"));
         assert!(remedy(libc::EAGAIN, Wanted::Thread, &ample).unwrap().contains("ulimit -u"));
         assert_eq!(remedy(libc::EINVAL, Wanted::Shared(1), &tight), None);
     }

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use super::{Backing, MemoryKind};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, limits};
 
 const PAGE: usize = 4096;
 const WORD: usize = size_of::<u64>();
@@ -40,7 +40,8 @@ impl HostMemory {
         let size = bytes.checked_add(PAGE).ok_or_else(too_much)?;
         let layout = Layout::from_size_align(size, WORD).map_err(|_| too_much())?;
         // SAFETY: the size is not zero.
-        let allocated = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(too_much)?;
+        let allocated = NonNull::new(unsafe { alloc_zeroed(layout) })
+            .ok_or_else(|| limits::explain_memory(too_much(), size as u64))?;
         let before = allocated.as_ptr().addr().wrapping_neg() % PAGE;
         // SAFETY: less than a page, and there is a page more than `bytes`.
         let address = unsafe { allocated.add(before) };

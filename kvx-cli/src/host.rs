@@ -5,34 +5,34 @@ use std::path::{Path, PathBuf};
 
 /// A host, as `/proc`, `/sys` and `/dev` below a directory have it.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(crate) struct Host {
     root: PathBuf,
 }
 
 impl Host {
-    pub(super) fn new(root: &Path) -> Self {
+    pub(crate) fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    pub(super) fn path(&self, path: &str) -> PathBuf {
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
     /// A file's text, without blanks around it; `None` where it cannot be read.
-    pub(super) fn text(&self, path: &str) -> Option<String> {
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
         Some(fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
     }
 
-    pub(super) fn number(&self, path: &str) -> Option<u64> {
+    pub(crate) fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
 
-    pub(super) fn exists(&self, path: &str) -> bool {
+    pub(crate) fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
     /// Names in a directory, sorted; none where there is no such directory.
-    pub(super) fn names(&self, path: &str) -> Vec<String> {
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -41,7 +41,7 @@ impl Host {
     }
 
     /// A limit of this process, as `/proc/self/limits` has it: `None` where it does not say, `Some(None)` where there is none.
-    pub(super) fn limit(&self, name: &str) -> Option<Option<u64>> {
+    pub(crate) fn limit(&self, name: &str) -> Option<Option<u64>> {
         let text = self.text("/proc/self/limits")?;
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         match line.split_whitespace().next()? {
@@ -51,16 +51,17 @@ impl Host {
     }
 
     /// Whether this process has a capability of the kernel's, by its number.
-    pub(super) fn has_capability(&self, number: u32) -> bool {
+    pub(crate) fn has_capability(&self, number: u32) -> bool {
         let status = self.text("/proc/self/status").unwrap_or_default();
         let bits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
         let bits = bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
         bits.is_some_and(|bits| bits >> number & 1 == 1)
     }
 
-    /// What a controller of this process's control group says: in version 2, or in version 1 under another name.
-    pub(super) fn cgroup(&self, controller: &str, two: &str, one: &str) -> Option<String> {
-        let text = self.text("/proc/self/cgroup")?;
+    /// Directories of this process's control group and of those around it, for a controller: of version 2, then of version 1.
+    /// Inside of a container its own group is the root of what is mounted, whatever name it has outside.
+    pub(crate) fn cgroups(&self, controller: &str) -> [Vec<String>; 2] {
+        let text = self.text("/proc/self/cgroup").unwrap_or_default();
         let group = |is: &dyn Fn(&str) -> bool| {
             let mut fields = text.lines().map(|line| line.splitn(3, ':'));
             fields.find_map(|mut fields| {
@@ -68,15 +69,25 @@ impl Host {
                 is(names).then(|| path.trim_end_matches('/').to_owned())
             })
         };
-        // Inside of a container its own group is the root of what is mounted.
-        let second = group(&|names| names.is_empty()).and_then(|path| {
-            let at = |path: &str| self.text(&format!("/sys/fs/cgroup{path}/{two}"));
-            at(&path).or_else(|| at(""))
-        });
-        second.or_else(|| {
-            let path = group(&|names| names.split(',').any(|name| name == controller))?;
-            let at = |path: &str| self.text(&format!("/sys/fs/cgroup/{controller}{path}/{one}"));
-            at(&path).or_else(|| at(""))
-        })
+        let all = |below: &str, path: Option<String>| -> Vec<String> {
+            let Some(path) = path else { return Vec::new() };
+            let around = std::iter::successors(Some(&*path), |path| Some(path.rsplit_once('/')?.0));
+            around.map(|path| format!("{below}{path}")).collect()
+        };
+        [
+            all("/sys/fs/cgroup", group(&|names| names.is_empty())),
+            all(
+                &format!("/sys/fs/cgroup/{controller}"),
+                group(&|names| names.split(',').any(|name| name == controller)),
+            ),
+        ]
+    }
+
+    /// What a controller of this process's control group says: in version 2, or in version 1 under another name.
+    pub(crate) fn cgroup(&self, controller: &str, two: &str, one: &str) -> Option<String> {
+        let versions = self.cgroups(controller).into_iter().zip([two, one]);
+        let mut files = versions
+            .flat_map(|(groups, file)| groups.into_iter().map(move |at| format!("{at}/{file}")));
+        files.find_map(|file| self.text(&file))
     }
 }
