@@ -168,6 +168,16 @@ fn output_that_gets_too_large_for_its_file_is_an_error() {
     }
 }
 
+/// Half a key would be taken for one that is there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_key_that_cannot_be_written_is_not_there() {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("half-{}", std::process::id()));
+    let run = shell(&format!("ulimit -f 0; exec \"$0\" key {}", place.display()));
+    assert_ne!(run.code, Some(0), "{run:?}");
+    assert!(!run.stderr.is_empty() && !place.exists(), "{run:?}");
+}
+
 #[test]
 fn a_picture_that_gets_too_large_is_an_error() {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR"));

@@ -105,7 +105,11 @@ impl Key {
             .create_new(true)
             .mode(0o600)
             .open(path)
-            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+            .and_then(|mut file| {
+                let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+                // Half a key would be taken for one that is there.
+                written.inspect_err(|_| drop(std::fs::remove_file(path)))
+            })
             .map_err(|source| {
                 let error = Error::config("key", "the file cannot be made")
                     .with_context("file", path.display());
