@@ -5,7 +5,10 @@ use std::process::Command;
 /// Runs a program's command under a limit of the shell's.
 fn under(limit: &str, arguments: &str) -> (Option<i32>, String) {
     let mut shell = Command::new("bash");
-    shell.args(["-c", &format!("ulimit {limit}; exec \"$0\" {arguments}")]);
+    // What this process has inherited would count, too.
+    let alone =
+        "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done";
+    shell.args(["-c", &format!("{alone}; ulimit {limit}; exec \"$0\" {arguments}")]);
     shell.arg(env!("CARGO_BIN_EXE_kvx"));
     shell.env_remove("KVX_BACKEND").env_remove("KVX_BACKEND_OPTIONS");
     let output = shell.output().unwrap();
@@ -35,6 +38,36 @@ fn the_limit_that_is_too_low_is_named() {
             let told = said.contains(&format!("ulimit {other}"))
                 || said.contains(other) && !other.starts_with('-');
             assert!(!told || named.ends_with(other), "{limit} is no matter of {other}: {said}");
+        }
+    }
+}
+
+/// Descriptors run out at one call or another on the way to a connection, of either process.
+#[test]
+fn descriptors_that_run_out_on_the_way_to_a_connection_are_named_at_once() {
+    let one = "--producer regions=single --consumer regions=single";
+    let two = "--producer tp=2,layout=hnd,block=16,regions=single --consumer tp=4,layout=nhd,block=32,regions=single";
+    let bare = format!("bench --backend shm --tokens 16 --rounds 1 --small 2 {one}");
+    let connector = "bench --backend shm --connector --small 5".to_owned();
+    let demo = format!("demo --backend shm --requests 2 --max-tokens 200 {two}");
+    let bare_demo = format!("demo --bare --backend shm --requests 2 --max-tokens 200 {two}");
+    let cases: [(String, &[u32]); 4] = [
+        (bare, &[20, 21, 22, 23, 24, 25]),
+        (connector, &[27, 31, 33]),
+        (bare_demo, &[42, 44, 48]),
+        (demo, &[87, 89, 92]),
+    ];
+    for (command, limits) in cases {
+        for limit in limits {
+            let begun = std::time::Instant::now();
+            let (code, said) = under(&format!("-n {limit}"), &command);
+            let took = begun.elapsed();
+            println!("{limit}: {took:?} {code:?} {said}");
+            assert!(took.as_secs() < 20, "{limit}: {command}: {took:?}: {said}");
+            if code != Some(0) {
+                assert_eq!(code, Some(3), "{limit}: {command}: {said}");
+                assert!(said.contains("ulimit -n"), "{limit}: {command}: {said}");
+            }
         }
     }
 }

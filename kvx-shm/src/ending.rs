@@ -11,12 +11,17 @@ use crate::engine::{READER_BOUND, Shared};
 use crate::error::BACKEND;
 use crate::state::{Phase, State};
 
+/// Of how many connections that are over it is known why, for handshakes that were not complete.
+const MOST_ENDED: usize = 64;
+
 /// Why a connection is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Why {
     pub(crate) kind: ErrorKind,
     pub(crate) text: Cow<'static, str>,
     pub(crate) remedy: Option<Cow<'static, str>>,
+    /// The number with which this side's system refused what the connection takes: the peer is told.
+    pub(crate) system: Option<i32>,
 }
 
 impl Why {
@@ -32,17 +37,25 @@ impl Why {
     }
 }
 
+impl Why {
+    /// For whoever comes to use a connection that is over.
+    pub(crate) fn over(&self, operation: &'static str) -> Error {
+        let text = format!("the connection is over: {}", self.text).into();
+        Self { text, ..self.clone() }.error(operation)
+    }
+}
+
 /// The peer's doing, or its end.
 impl From<&'static str> for Why {
     fn from(text: &'static str) -> Self {
-        Self { kind: ErrorKind::Peer, text: text.into(), remedy: None }
+        Self { kind: ErrorKind::Peer, text: text.into(), remedy: None, system: None }
     }
 }
 
 /// The peer's doing, or its end.
 impl From<String> for Why {
     fn from(text: String) -> Self {
-        Self { kind: ErrorKind::Peer, text: text.into(), remedy: None }
+        Self { kind: ErrorKind::Peer, text: text.into(), remedy: None, system: None }
     }
 }
 
@@ -52,17 +65,28 @@ impl From<&Error> for Why {
         let causes = std::error::Error::source(error).map(|cause| format!(": {cause}"));
         let text = format!("{}{}", error.message(), causes.unwrap_or_default()).into();
         let remedy = error.remedy().map(|remedy| remedy.to_owned().into());
-        Self { kind: error.kind(), text, remedy }
+        let system = error.native().filter(|_| error.kind() == ErrorKind::Resources);
+        let system = system.and_then(|number| i32::try_from(number).ok()).filter(|number| *number != 0);
+        Self { kind: error.kind(), text, remedy, system }
     }
 }
 
 impl Shared {
     /// Ends a connection, from either side: nothing new begins. What is in flight settles once it is quiet.
     pub(crate) fn end(&self, state: &mut State, peer: PeerId, why: Option<Why>) {
-        let Some(known) = state.peers.get_mut(peer).filter(|known| known.phase == Phase::Open)
-        else {
+        if state.peers.get(peer).is_none_or(|known| known.phase != Phase::Open) {
             return;
-        };
+        }
+        if let Some(number) = why.as_ref().and_then(|why| why.system) {
+            self.tell(state, peer, number);
+        }
+        let Some(known) = state.peers.get_mut(peer) else { return };
+        if let Some(why) = &why {
+            state.ended.push_back((known.word, why.clone()));
+            if state.ended.len() > MOST_ENDED {
+                state.ended.pop_front();
+            }
+        }
         known.phase = Phase::Closing(why, Instant::now() + READER_BOUND);
         if let Some(link) = &known.link {
             link.end();

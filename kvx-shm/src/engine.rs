@@ -10,17 +10,16 @@ use kvx_core::backend::Outcome;
 use kvx_core::capability::Capabilities;
 use kvx_core::id::{Incarnation, PeerId};
 use kvx_core::limits::Wanted;
-use kvx_core::{Error, Result, limit_remedy};
+use kvx_core::{Error, Result};
 use rustix::event::{EventfdFlags, epoll};
 
 use crate::config::{Options, Users};
 use crate::door::Porch;
 use crate::error::{BACKEND, closed, denied, down, system};
 use crate::handshake::Hand;
-use crate::host::{self, Host};
-use crate::link::{Mine, OwnTable};
-use crate::message::{Hello, Message, Probe, Turned};
-use crate::state::{Dialing, Phase, Source, State};
+use crate::host::Host;
+use crate::link::OwnTable;
+use crate::state::{Phase, State};
 use crate::sys::socket;
 
 /// How long the last reader on the other side of a connection that is over is waited for. A reader looks up much more often;
@@ -50,8 +49,8 @@ pub(crate) struct Shared {
     /// What a program sleeps on: readable while there are events, or a peer knocks.
     pub(crate) porch: Porch,
     /// Peers try to read this one's memory here.
-    probe: Box<AtomicU64>,
-    probe_value: u64,
+    pub(crate) probe: Box<AtomicU64>,
+    pub(crate) probe_value: u64,
     state: Mutex<State>,
     /// There is something to do for threads that copy.
     work: Condvar,
@@ -91,6 +90,8 @@ impl Shared {
         }
         let porch = Porch::new(options.users == Users::Same).map_err(failed)?;
         let table = OwnTable::new().map_err(failed)?;
+        // Without it nobody could be told that there is none left.
+        let spare = listener.try_clone().map_err(failed)?;
         let probe_value = random()?;
         let shared = Self {
             incarnation,
@@ -103,7 +104,7 @@ impl Shared {
             porch,
             probe: Box::new(AtomicU64::new(probe_value)),
             probe_value,
-            state: Mutex::default(),
+            state: Mutex::new(State { spare: Some(spare), ..State::default() }),
             work: Condvar::new(),
             wanted: AtomicBool::new(false),
             quiet: Condvar::new(),
@@ -205,6 +206,7 @@ impl Shared {
     pub(crate) fn finish(&self, state: &mut State) {
         state.finished = true;
         state.early.clear();
+        state.spare = None;
         self.work.notify_all();
         state.wakers.drain(..).for_each(std::task::Waker::wake);
     }
@@ -278,60 +280,6 @@ impl Shared {
             return Err(error);
         }
         Ok(())
-    }
-
-    /// Connects to a peer. Where that one has no time now, it is tried again later.
-    pub(crate) fn dial(&self, state: &mut State, peer: PeerId) -> Result<()> {
-        let Some((incarnation, word, own_word)) = state
-            .peers
-            .get(peer)
-            .and_then(|known| Some((known.incarnation, known.their_word?, known.word)))
-        else {
-            return Ok(());
-        };
-        let failed = |error| system("connect", "the connection cannot be made", error);
-        let socket = match socket::dial(socket_name(&incarnation).as_bytes()) {
-            Ok(socket) => socket,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-            Err(error) if error.raw_os_error().and_then(limit_remedy).is_some() => {
-                return Err(failed(error));
-            }
-            Err(error) => {
-                return Err(down("connect", "the peer does not listen: it is gone, or its socket \
-                    is in another network namespace")
-                .with_native(error.raw_os_error().unwrap_or(0).into())
-                .with_source(error));
-            }
-        };
-        let who = socket::peer(&socket).map_err(failed)?;
-        if let Err(refused) = self.admit(who.uid) {
-            self.turn_away(&socket, incarnation, word, Turned::User(who.uid));
-            return Err(refused);
-        }
-        let process = self.process(state, peer, &socket, who.pid).map_err(failed)?;
-        host::allow(self.options.ptracer, who.pid);
-        let mine = Mine::new(&self.porch).map_err(failed)?;
-        let hello = self.hello(incarnation, word, own_word);
-        let carried = mine.carried(&self.table);
-        match socket::send(&socket, &hello.encode(), &carried) {
-            Ok(true) => {}
-            Ok(false) => return Ok(()),
-            Err(error) => return Err(failed(error)),
-        }
-        let token = state.token(Source::Peer(peer));
-        self.watch(&socket, token).map_err(failed)?;
-        if let Some(known) = state.peers.get_mut(peer) {
-            known.inbox = socket::Inbox::default();
-            known.tokens.push(token);
-            known.dialing = Some(Dialing { socket, mine, process, token });
-        }
-        Ok(())
-    }
-
-    pub(crate) fn hello(&self, to: [u8; 16], word: u64, own_word: u64) -> Message {
-        let address = std::ptr::from_ref(&*self.probe).addr() as u64;
-        let probe = Probe { address, value: self.probe_value };
-        Message::Hello(Hello { from: self.incarnation, to, word, own_word, probe })
     }
 
     /// The kernel tells of this descriptor from now on.

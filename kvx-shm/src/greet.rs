@@ -11,7 +11,7 @@ use crate::ending::Why;
 use crate::engine::{Shared, TOKEN_LISTENER};
 use crate::error::{BACKEND, system};
 use crate::host::{self, Reach};
-use crate::link::{Link, Mine, Theirs};
+use crate::link::{Link, Mine, Seen};
 use crate::message::{Hello, Message, Turned};
 use crate::state::{Early, Source, State};
 use crate::sys::socket::{self, Filled, Inbox};
@@ -28,8 +28,9 @@ const TOLD_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) struct Call {
     pub(crate) socket: OwnedFd,
     pub(crate) inbox: Inbox,
+    pub(crate) who: socket::Peer,
     pub(crate) mine: Mine,
-    pub(crate) theirs: Theirs,
+    pub(crate) theirs: Seen,
     /// The peer's, where this side can see it.
     pub(crate) process: Option<OwnedFd>,
 }
@@ -48,17 +49,19 @@ impl Shared {
                     return self.cannot_answer(state, listener, &error);
                 }
             };
+            state.none_taken = None;
             if state.early.len() >= MOST_EARLY {
                 // It may try again: those that say nothing are forgotten.
                 continue;
             }
             let token = state.token(Source::Early);
-            if self.watch(&socket, token).is_ok() {
-                let (inbox, since) = (Inbox::default(), Instant::now());
-                state.early.insert(token, Early { socket, inbox, since });
-                // Most have said something by now, and make room for others.
-                self.hear_early(state, token);
-            } else {
+            let watched = self.watch(&socket, token);
+            let (inbox, since) = (Inbox::default(), Instant::now());
+            state.early.insert(token, Early { socket, inbox, since });
+            // Most have said something by now, and make room for others.
+            self.hear_early(state, token);
+            if watched.is_err() {
+                state.early.remove(&token);
                 state.sources.remove(&token);
             }
         }
@@ -68,6 +71,7 @@ impl Shared {
     fn cannot_answer(&self, state: &mut State, listener: &OwnedFd, error: &std::io::Error) {
         self.watch_no_more(listener);
         let now = Instant::now();
+        state.none_taken.get_or_insert_with(|| (now, error.raw_os_error().unwrap_or(0)));
         let told = state.deaf_told.is_some_and(|told| now.duration_since(told) < TOLD_AGAIN);
         if !told {
             state.deaf_told = Some(now);
@@ -135,7 +139,14 @@ impl Shared {
             return Err(refused.to_string());
         }
         let peer = state.known(&hello.from).filter(|_| hello.to == self.incarnation);
-        let peer = peer.ok_or("it is of nobody with whom there was a handshake")?;
+        let Some(peer) = peer else {
+            // Where this side had no descriptor to tell it before, it is told now.
+            if let Some(number) = state.why_ended(hello.word).and_then(|why| why.system) {
+                let why = Turned::System(number);
+                self.turn_away(&early.socket, hello.from, hello.own_word, why);
+            }
+            return Err("it is of nobody with whom there was a handshake".into());
+        };
         let known = state.peers.get_mut(peer).ok_or("the peer is gone")?;
         if known.word != hello.word || known.their_word.is_some_and(|word| word != hello.own_word) {
             return Err("it belongs to another connection".into());
@@ -157,25 +168,34 @@ impl Shared {
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         known.their_word = Some(hello.own_word);
         let word = known.word;
-        let prepared = self.prepare(state, peer, &mut early, who.pid);
-        let (mine, theirs, process) = match prepared {
-            Ok(all) => all,
-            Err(error) => {
-                let why = Turned::System(error.raw_os_error().unwrap_or(0));
-                self.turn_away(&early.socket, hello.from, hello.own_word, why);
-                return Err(error.to_string());
+        match self.prepare(state, peer, &mut early, who) {
+            Ok((mine, theirs, process)) => {
+                host::allow(self.options.ptracer, who.pid);
+                let answer = self.hello(hello.from, hello.own_word, word);
+                let carried = mine.carried(&self.table);
+                let sent = socket::send(&early.socket, &answer.encode(), &carried);
+                if !sent.map_err(|error| error.to_string())? {
+                    return Err("there is no room for an answer".into());
+                }
+                let Early { socket, inbox, .. } = early;
+                let call = Call { socket, inbox, who, mine, theirs, process };
+                if let Err(why) = self.linked(state, peer, call, None, &hello) {
+                    let text = why.text.clone().into_owned();
+                    self.end(state, peer, Some(why));
+                    return Err(text);
+                }
+                Ok(())
             }
-        };
-        let theirs = theirs.ok_or("it brought no memory")?;
-        host::allow(self.options.ptracer, who.pid);
-        let answer = self.hello(hello.from, hello.own_word, word);
-        let carried = mine.carried(&self.table);
-        if !socket::send(&early.socket, &answer.encode(), &carried).map_err(|e| e.to_string())? {
-            return Err("there is no room for an answer".into());
+            Err(mut why) => {
+                let text = why.text.clone().into_owned();
+                if let Some(number) = why.system.take() {
+                    let why = Turned::System(number);
+                    self.turn_away(&early.socket, hello.from, hello.own_word, why);
+                }
+                self.end(state, peer, Some(why));
+                Err(text)
+            }
         }
-        let Early { socket, inbox, .. } = early;
-        let call = Call { socket, inbox, mine, theirs, process };
-        self.linked(state, peer, call, None, &hello).map_err(|why| why.text.into_owned())
     }
 
     /// What this side gives for a connection, and what it takes: all for which the system may have no descriptor left.
@@ -184,16 +204,19 @@ impl Shared {
         state: &State,
         peer: PeerId,
         early: &mut Early,
-        pid: i32,
-    ) -> std::io::Result<(Mine, Option<Theirs>, Option<OwnedFd>)> {
+        who: socket::Peer,
+    ) -> Result<(Mine, Seen, Option<OwnedFd>), Why> {
+        let failed = |error| {
+            Why::from(&system("connection", "this side cannot have what the connection takes", error))
+        };
         let mut taken = || early.inbox.descriptor();
         let theirs = taken().zip(taken()).zip(taken());
-        let theirs = theirs.map(|((page, table), door)| [page, table, door]);
-        if let (None, Some(error)) = (&theirs, early.inbox.cut()) {
-            return Err(error);
-        }
-        let process = self.process(state, peer, &early.socket, pid)?;
-        Ok((Mine::new(&self.porch)?, theirs, process))
+        let Some(((page, table), door)) = theirs else {
+            return Err(early.inbox.cut().map_or_else(|| "it brought no memory".into(), failed));
+        };
+        let process = self.process(state, peer, &early.socket, who.pid).map_err(failed)?;
+        let mine = Mine::new(&self.porch).map_err(failed)?;
+        Ok((mine, Seen::new([page, table, door], who.is_of_this_user())?, process))
     }
 
     /// The process at the other end, where this side can see it.
@@ -212,6 +235,10 @@ impl Shared {
     }
 
     /// A connection is complete.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be watched, and is to be ended.
     pub(crate) fn linked(
         &self,
         state: &mut State,
@@ -224,35 +251,37 @@ impl Shared {
             let what = "the connection cannot be watched";
             Why::from(&system("connection", what, error))
         };
-        let Call { socket, inbox, mine, theirs, process } = call;
-        let who = socket::peer(&socket).map_err(failed)?;
+        let Call { socket, inbox, who, mine, theirs, process } = call;
         let there = state.peers.get(peer).map_or(self.host, |known| known.host);
         let reach = Reach::find(&self.host, &there, who.pid, hello.probe);
-        let same_user = who.uid == rustix::process::geteuid().as_raw();
-        let link = Link::new(socket, process, who.pid, reach, mine, theirs, same_user)?;
-        let token = token.map_or_else(
-            || {
+        let link = Arc::new(Link::new(socket, process, who.pid, reach, mine, theirs));
+        let mut tokens = Vec::from_iter(token);
+        let mut watch = || {
+            if token.is_none() {
                 let token = state.token(Source::Peer(peer));
-                self.watch(&link.socket, token).map(|()| token)
-            },
-            Ok,
-        );
-        let mut tokens = vec![token.map_err(failed)?];
-        if let Some(process) = &link.process {
-            let token = state.token(Source::Process(peer));
-            self.watch(process, token).map_err(failed)?;
-            tokens.push(token);
-        }
-        if let Some(door) = link.door() {
-            let token = state.token(Source::Door(peer));
-            tokens.push(token);
-            let listens = self.porch.listen_at(door).and_then(|()| self.watch_end(door, token));
-            listens.map_err(failed)?;
-        }
+                tokens.push(token);
+                self.watch(&link.socket, token)?;
+            }
+            if let Some(process) = &link.process {
+                let token = state.token(Source::Process(peer));
+                tokens.push(token);
+                self.watch(process, token)?;
+            }
+            if let Some(door) = link.door() {
+                let token = state.token(Source::Door(peer));
+                tokens.push(token);
+                self.porch.listen_at(door)?;
+                self.watch_end(door, token)?;
+            }
+            Ok(())
+        };
+        let watched = watch();
         let Some(known) = state.peers.get_mut(peer) else { return Ok(()) };
         known.tokens = tokens;
         known.inbox = inbox;
-        known.link = Some(Arc::new(link));
+        // Even if it ends here: the peer is told by it.
+        known.link = Some(link);
+        watched.map_err(failed)?;
         state.wakers.drain(..).for_each(std::task::Waker::wake);
         self.hear(state, peer, 0);
         self.flush(state, peer);

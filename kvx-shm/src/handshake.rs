@@ -142,7 +142,12 @@ impl Handshake for ShmBackend {
         let peer = state.known(&hand.from).filter(|peer| {
             state.peers.get(*peer).is_some_and(|known| known.word == hand.echo)
         });
-        let peer = peer.ok_or_else(|| down("finish", "the connection that it completes is over"))?;
+        let peer = peer.ok_or_else(|| {
+            state.why_ended(hand.echo).map_or_else(
+                || down("finish", "the connection that it completes is over"),
+                |why| why.over("finish"),
+            )
+        })?;
         self.shared.agree(&mut state, "finish", peer, hand.word)?;
         Ok(peer)
     }

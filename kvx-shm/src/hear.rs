@@ -8,9 +8,9 @@ use crate::ending::Why;
 use crate::engine::Shared;
 use crate::error::{BACKEND, system};
 use crate::greet::Call;
-use crate::link::Theirs;
+use crate::link::{Seen, Theirs};
 use crate::mail::inside;
-use crate::message::{Answer, Message};
+use crate::message::{Answer, Message, Turned};
 use crate::state::{Dialing, Phase, Place, State};
 use crate::sys::memfd::Foreign;
 use crate::sys::socket::{self, Filled};
@@ -116,20 +116,30 @@ impl Shared {
                     && hello.word == known.word
                     && Some(hello.own_word) == known.their_word;
                 let inbox = std::mem::take(&mut known.inbox);
-                if let (Ok(theirs), true) = (Theirs::try_from(carried), right) {
-                    let call = Call { socket, inbox, mine, theirs, process };
-                    return self.linked(state, peer, call, Some(token), &hello);
-                }
-                return Err(broken("the greeting of somebody else"));
+                let (Ok(theirs), true) = (Theirs::try_from(carried), right) else {
+                    return Err(broken("the greeting of somebody else"));
+                };
+                let who = match socket::peer(&socket) {
+                    Ok(who) => who,
+                    Err(error) => {
+                        let what = "it cannot be seen who the peer is";
+                        return Err((&system("connection", what, error)).into());
+                    }
+                };
+                let theirs = Seen::new(theirs, who.is_of_this_user())?;
+                let call = Call { socket, inbox, who, mine, theirs, process };
+                return self.linked(state, peer, call, Some(token), &hello);
             }
             Message::Refused(refused) => {
                 let right = refused.from == known.incarnation
                     && refused.to == self.incarnation
                     && refused.word == known.word;
-                if known.link.is_some() || !right {
+                // What a connection takes may be missing once the other side has it.
+                let early = known.link.is_none() || matches!(refused.why, Turned::System(_));
+                if !right || !early {
                     return Err(broken("a refusal of somebody else"));
                 }
-                self.turned_away(state, peer, &refused);
+                return Err(refused.why.into());
             }
             Message::Bell => {}
             Message::Locate { token, slot, generation, secret } => {

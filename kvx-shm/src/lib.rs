@@ -14,6 +14,7 @@ linux! {
     mod chunks;
     mod config;
     mod crew;
+    mod dial;
     mod door;
     mod ending;
     mod engine;

@@ -170,39 +170,51 @@ impl Mine {
 /// What a peer has sent: its page, its table, and its door.
 pub(crate) type Theirs = [OwnedFd; 3];
 
-impl Link {
+/// What a peer has sent, found to be of use.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    page: ForeignPage,
+    regions: ForeignTable,
+    knocker: Knocker,
+}
+
+impl Seen {
     /// # Errors
     ///
     /// Why what the peer sent cannot be used, in words.
+    pub(crate) fn new([page, table, given]: Theirs, same_user: bool) -> Result<Self, String> {
+        let page = ForeignPage::map(&page, PAGE)?;
+        if page.load64(AT_MAGIC) != MAGIC {
+            return Err("the page of the connection is of another version".into());
+        }
+        let regions = ForeignTable::map(&table)?;
+        Ok(Self { page, regions, knocker: Knocker::new(given, same_user)? })
+    }
+}
+
+impl Link {
     pub(crate) fn new(
         socket: OwnedFd,
         process: Option<OwnedFd>,
         pid: i32,
         reach: Reach,
         mine: Mine,
-        theirs: Theirs,
-        same_user: bool,
-    ) -> Result<Self, String> {
-        let [page, table, given] = theirs;
-        let theirs = ForeignPage::map(&page, PAGE)?;
-        if theirs.load64(AT_MAGIC) != MAGIC {
-            return Err("the page of the connection is of another version".into());
-        }
-        let regions = ForeignTable::map(&table)?;
-        Ok(Self {
+        theirs: Seen,
+    ) -> Self {
+        Self {
             socket,
             process,
             pid,
             reach,
             mine: mine.page,
-            theirs,
-            regions,
+            theirs: theirs.page,
+            regions: theirs.regions,
             over: AtomicBool::new(false),
             rung: AtomicU32::new(0),
             door: mine.door.own,
-            knocker: Knocker::new(given, same_user)?,
+            knocker: theirs.knocker,
             knocked: AtomicU32::new(0),
-        })
+        }
     }
 
     /// Puts a record into the ring. `false` when there is no room: nothing was done, and the peer has been asked to ring
@@ -426,7 +438,8 @@ mod tests {
         let (theirs, table) = (Mine::new(&porch).unwrap(), OwnTable::new().unwrap());
         let carried = theirs.carried(&table).map(|fd| fd.try_clone_to_owned().unwrap());
         let mine = Mine::new(&porch).unwrap();
-        let link = Link::new(here.into(), None, 0, Reach::Yes, mine, carried, true).unwrap();
+        let seen = Seen::new(carried, true).unwrap();
+        let link = Link::new(here.into(), None, 0, Reach::Yes, mine, seen);
         (link, theirs.page, there)
     }
 

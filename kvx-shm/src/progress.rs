@@ -8,7 +8,7 @@ use kvx_core::id::PeerId;
 use rustix::event::{Timespec, epoll};
 
 use crate::engine::{CONNECT_BOUND, Shared, TOKEN_LISTENER, TOKEN_WAKE};
-use crate::error::BACKEND;
+use crate::error::{BACKEND, system};
 use crate::mail::has_room;
 use crate::state::{Lanes, Phase, Source, State};
 use crate::work::Scratch;
@@ -17,6 +17,8 @@ use crate::work::Scratch;
 const SHORT: Duration = Duration::from_millis(1);
 /// How often deadlines are looked at.
 const LONG: Duration = Duration::from_millis(20);
+/// How long peers are waited for while nobody at the door can be taken.
+const DEAF_BOUND: Duration = Duration::from_millis(500);
 
 impl Shared {
     /// The life of the thread.
@@ -137,7 +139,14 @@ impl Shared {
         if now.duration_since(since) > CONNECT_BOUND {
             let why = format!("the peer did not connect within {CONNECT_BOUND:?}");
             self.end(state, peer, Some(why.into()));
+        } else if let Some((since, number)) = state.none_taken
+            && now.duration_since(since) > DEAF_BOUND
+        {
+            let error = std::io::Error::from_raw_os_error(number);
+            let error = system("connect", "the peer cannot be let in", error);
+            self.end(state, peer, Some((&error).into()));
         } else if known.dialing.is_none()
+            && known.dialled.is_none_or(|dialled| now.duration_since(dialled) >= LONG)
             && let Err(error) = self.dial(state, peer)
         {
             self.end(state, peer, Some((&error).into()));
@@ -157,6 +166,8 @@ impl Shared {
                     self.bury(state, peer, "the peer's process is gone".into());
                 }
                 Some(Source::Door(peer)) => {
+                    // It may have said why.
+                    self.hear(state, peer, 0);
                     self.bury(state, peer, "the peer has ended the connection".into());
                 }
             },

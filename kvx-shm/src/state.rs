@@ -37,6 +37,8 @@ pub(crate) struct State {
     pub(crate) spare: Option<OwnedFd>,
     /// Since when those at the door are left alone, as none of them could be taken.
     pub(crate) deaf: Option<Instant>,
+    /// Since when nobody at the door could be taken, and the system's number for why.
+    pub(crate) none_taken: Option<(Instant, i32)>,
     /// When that was said last.
     pub(crate) deaf_told: Option<Instant>,
     pub(crate) regions: Slots<RegionId, Registered>,
@@ -64,6 +66,8 @@ pub(crate) struct State {
     pub(crate) sources: HashMap<u64, Source>,
     pub(crate) next_token: u64,
     pub(crate) closing: BTreeSet<PeerId>,
+    /// Why the last connections ended, by this side's word: the last message of their handshakes may come after that.
+    pub(crate) ended: VecDeque<(u64, Why)>,
     /// Those who wait for a connection, or for the end.
     pub(crate) wakers: Vec<Waker>,
     /// Where records are taken to be looked at.
@@ -163,6 +167,8 @@ pub(crate) struct Peer {
     pub(crate) ready: Option<Instant>,
     pub(crate) phase: Phase,
     pub(crate) dialing: Option<Dialing>,
+    /// When this side dialled last.
+    pub(crate) dialled: Option<Instant>,
     pub(crate) link: Option<Arc<Link>>,
     /// How many of the peer's knocks at this side's door were heeded.
     pub(crate) heeded: u32,
@@ -218,10 +224,7 @@ impl Phase {
     /// What to say to whoever uses a connection that is over.
     pub(crate) fn over(&self, operation: &'static str) -> Error {
         match self {
-            Self::Closing(Some(why), _) | Self::Down(Some(why)) => {
-                let text = format!("the connection is over: {}", why.text).into();
-                Why { text, ..why.clone() }.error(operation)
-            }
+            Self::Closing(Some(why), _) | Self::Down(Some(why)) => why.over(operation),
             _ => down(operation, "the connection is over"),
         }
     }
@@ -279,6 +282,11 @@ impl State {
     /// The open peer of an incarnation.
     pub(crate) fn known(&self, incarnation: &[u8; 16]) -> Option<PeerId> {
         self.open.get(incarnation).copied()
+    }
+
+    /// Why the connection ended for which this side had this word.
+    pub(crate) fn why_ended(&self, word: u64) -> Option<&Why> {
+        self.ended.iter().rev().find(|(ended, _)| *ended == word).map(|(_, why)| why)
     }
 
     /// A peer whose *peer down* was not polled.
@@ -383,6 +391,7 @@ impl Peer {
             ready: None,
             phase: Phase::Open,
             dialing: None,
+            dialled: None,
             link: None,
             heeded: 0,
             inbox: Inbox::default(),

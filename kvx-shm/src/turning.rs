@@ -6,7 +6,7 @@ use kvx_core::id::PeerId;
 use kvx_core::{Error, ErrorKind, Result, limit_remedy};
 
 use crate::ending::Why;
-use crate::engine::Shared;
+use crate::engine::{Shared, socket_name};
 use crate::error::BACKEND;
 use crate::message::{Message, Refused, Turned};
 use crate::state::State;
@@ -20,14 +20,16 @@ impl From<Turned> for Why {
                 kind: ErrorKind::Config,
                 text: format!("this side runs as a user that may not connect (user={user})").into(),
                 remedy: Some("run both as one user, or set the peer's option users".into()),
+                system: None,
             },
             Turned::System(number) => {
                 let error = std::io::Error::from_raw_os_error(number);
                 let remedy = limit_remedy(number).map(|remedy| format!("at the peer: {remedy}"));
                 Self {
                     kind: ErrorKind::Resources,
-                    text: format!("the peer cannot take the connection: {error}").into(),
+                    text: format!("the peer cannot have what the connection takes: {error}").into(),
                     remedy: remedy.map(Into::into),
+                    system: None,
                 }
             }
         }
@@ -39,6 +41,25 @@ impl Shared {
     pub(crate) fn turn_away(&self, socket: &OwnedFd, to: [u8; 16], word: u64, why: Turned) {
         let refused = Message::Refused(Refused { from: self.incarnation, to, word, why });
         let _unheard = socket::send(socket, &refused.encode(), &[]);
+    }
+
+    /// Tells a peer that this side's system does not give it what the connection takes: by what there is of the connection,
+    /// else by one that is made for it, with the descriptor that is kept for those who are to be told.
+    pub(crate) fn tell(&self, state: &mut State, peer: PeerId, number: i32) {
+        let Some(known) = state.peers.get(peer) else { return };
+        let Some(word) = known.their_word else { return };
+        let (to, why) = (known.incarnation, Turned::System(number));
+        let link = known.link.as_ref().map(|link| &link.socket);
+        let there = link.or_else(|| known.dialing.as_ref().map(|dialing| &dialing.socket));
+        if let Some(socket) = there {
+            return self.turn_away(socket, to, word, why);
+        }
+        drop(state.spare.take());
+        if let Ok(socket) = socket::dial(socket_name(&to).as_bytes()) {
+            self.turn_away(&socket, to, word, why);
+        }
+        // Another is kept.
+        self.wake();
     }
 
     /// A peer does not let this process in.

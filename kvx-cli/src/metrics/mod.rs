@@ -179,7 +179,12 @@ fn listen(address: &str) -> Result<TcpListener> {
     }
     Err(last.map_or_else(
         || refused(format!("{address:?} has no address")),
-        |(at, error)| refused(format!("cannot listen at {at}: {error}")).with_source(error),
+        |(at, error)| {
+            let limit = error.raw_os_error().and_then(kvx_core::limit_remedy);
+            let kind = if limit.is_some() { ErrorKind::Resources } else { ErrorKind::Config };
+            let what = refused(format!("cannot listen at {at}: {error}"));
+            what.with_kind(kind).with_source(error)
+        },
     ))
 }
 

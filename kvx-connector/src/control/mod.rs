@@ -392,7 +392,9 @@ fn cannot_listen(
             .with_retry(Retry::Backoff)
     } else {
         let place = place(address);
-        Error::config("control", format!("cannot listen at {place}: {source}"))
+        let limit = source.raw_os_error().and_then(kvx_core::limit_remedy);
+        let kind = if limit.is_some() { ErrorKind::Resources } else { ErrorKind::Config };
+        Error::new(kind, "control", format!("cannot listen at {place}: {source}"))
             .with_remedy("listen at an address of this host, at a port that this user may use")
     };
     (error.with_native(source.raw_os_error().unwrap_or(0).into()).with_source(source), taken)

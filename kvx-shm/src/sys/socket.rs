@@ -86,7 +86,10 @@ pub(crate) fn send(
         Ok(FRAME) => Ok(true),
         // A message of this size is one piece for the kernel.
         Ok(count) => Err(io::Error::other(format!("{count} of {FRAME} bytes were sent"))),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS) => Ok(false),
+        // The last: as many of this user's descriptors are on their way as one process may have. They arrive.
+        Err(
+            rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::TOOMANYREFS,
+        ) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -170,6 +173,12 @@ pub(crate) struct Peer {
     /// 0 where this process cannot see that one.
     pub(crate) pid: i32,
     pub(crate) uid: u32,
+}
+
+impl Peer {
+    pub(crate) fn is_of_this_user(self) -> bool {
+        self.uid == rustix::process::geteuid().as_raw()
+    }
 }
 
 pub(crate) fn peer(socket: &OwnedFd) -> io::Result<Peer> {

@@ -191,6 +191,10 @@ impl Worker {
 /// What to do about an address that was not reached, and whether that changes by itself: what is a matter of this host's configuration
 /// does not.
 fn advice(code: Option<i32>, is_here: bool) -> (ErrorKind, Retry, &'static str) {
+    // Nobody was asked yet.
+    if let Some(remedy) = code.and_then(kvx_core::limit_remedy) {
+        return (ErrorKind::Resources, Retry::Backoff, remedy);
+    }
     match code {
         Some(libc::ENETUNREACH) if is_here => (
             ErrorKind::Config,
@@ -224,5 +228,8 @@ mod tests {
             let (kind, _, remedy) = advice(code, true);
             assert!(kind == ErrorKind::Peer && remedy.contains("listens there"), "{remedy}");
         }
+        let (kind, retry, remedy) = advice(Some(libc::EMFILE), true);
+        assert!(kind == ErrorKind::Resources && retry == Retry::Backoff, "{kind:?} {retry:?}");
+        assert!(remedy.contains("ulimit -n"), "{remedy}");
     }
 }

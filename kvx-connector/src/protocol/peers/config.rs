@@ -63,6 +63,9 @@ pub struct Limits {
     pub proven: Duration,
     /// How long a refusal that cannot change by itself is remembered. Then the engine is asked anew, when somebody wants it.
     pub refusal: Duration,
+    /// How long a want waits before it is told of a limit that has left nothing for an attempt, which is repeated all the same while
+    /// others wait.
+    pub starved: Duration,
     /// How long a peer without a session, but with a connection, is kept.
     pub alone: Duration,
     /// How long a connection may take to end: then it is severed; then it is no longer waited for.
@@ -99,6 +102,7 @@ impl Default for Limits {
             longest_pause: Duration::from_secs(5),
             proven: Duration::from_secs(1),
             refusal: Duration::from_secs(10),
+            starved: Duration::from_secs(2),
             alone: Duration::from_secs(5),
             ending: Duration::from_secs(5),
             longest_want: Duration::from_secs(60),

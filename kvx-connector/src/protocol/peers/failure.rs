@@ -36,4 +36,10 @@ impl Failure {
     pub(super) fn is_permanent(error: &Error) -> bool {
         matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Config)
     }
+
+    /// Whether it says that a limit that can be raised has left nothing, here or at the peer. That passes where it is a matter of
+    /// load, and not where the limit is too low for what is wanted.
+    pub(super) fn is_starved(error: &Error) -> bool {
+        error.kind() == ErrorKind::Resources && error.remedy().is_some()
+    }
 }

@@ -164,7 +164,14 @@ impl Peers {
         if !self.steps.is_empty() && self.early_downs.len() < EARLY {
             self.early_downs.insert(connection);
         }
-        if self.ending.contains_key(&connection) {
+        if let Some(ending) = self.ending.get(&connection) {
+            // The other side may have said that it is over before the backend says why.
+            if let Some(error) = error.filter(Failure::is_starved)
+                && let Some(peer) = self.peers.get_mut(&ending.of)
+            {
+                peer.error = Some(Arc::new(error.with_context("rank", &peer.remote)));
+                peer.starved = Some(self.now);
+            }
             return self.ended(connection);
         }
         let Some(incarnation) = self.connections.remove(&connection) else { return };
@@ -199,8 +206,9 @@ impl Peers {
         // What does not change by itself is told to those who wait.
         let permanent = error.as_ref().is_some_and(Failure::is_permanent);
         let error = error.map(|error| Arc::new(error.with_context("rank", &peer.remote)));
-        if error.is_some() {
-            peer.error.clone_from(&error);
+        if let Some(error) = &error {
+            peer.starved = Failure::is_starved(error).then_some(self.now);
+            peer.error = Some(Arc::clone(error));
         }
         self.lose(incarnation, reason, reason == GoneReason::Down);
         let pause = self.now + self.pause(failures);

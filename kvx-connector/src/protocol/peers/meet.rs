@@ -218,6 +218,7 @@ impl Peers {
         }
         // Earlier failures are forgotten once the connection has proven to last.
         (peer.attempt, peer.error, peer.since) = (Attempt::Idle, None, now);
+        peer.starved = None;
         self.tell_met(incarnation);
         self.touch_peer(incarnation);
     }
@@ -251,6 +252,7 @@ impl Peers {
         peer.failures = peer.failures.saturating_add(1);
         let failures = peer.failures;
         let error = Arc::new(failure.error.with_context("rank", &peer.remote));
+        peer.starved = Failure::is_starved(&error).then_some(self.now);
         peer.error = Some(Arc::clone(&error));
         let pause = self.now + self.pause(failures);
         let Some(peer) = self.peers.get_mut(&incarnation) else { return };

@@ -49,6 +49,10 @@
 //! that failed: the next one waits for the same pauses, and what it broke of is told to those who wait, at once where it does not
 //! change by itself. Earlier failures are forgotten with a connection that has lasted.
 //!
+//! A limit that has left nothing for an attempt, of this process or of the peer (no descriptor), passes in a server under load, and
+//! does not where it is too low: attempts go on after the usual pauses, and a want that has waited for [`Limits::starved`] is told of it
+//! with the next attempt that fails of it, and not at its time.
+//!
 //! When both sides begin at once, both exchanges run to their end, and [`Handshake`](kvx_core::handshake::Handshake) gives one
 //! connection.
 //!
@@ -63,7 +67,8 @@
 //!
 //! # Invariants
 //!
-//! - Every want ends once, ready or failed, by its time.
+//! - Every want ends once, ready or failed, by its time. It fails of a limit only once it has waited for [`Limits::starved`], and of one
+//!   that has left nothing since it came.
 //! - At most one attempt per site and per peer is under way, whoever and however many want it.
 //! - A route names only peers that have a session and, where bytes move, a connection; it is not given once one of them is gone.
 //! - Every connection that a backend gave belongs to one peer or is ending, and is ended exactly once: by

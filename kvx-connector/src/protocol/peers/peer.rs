@@ -34,6 +34,8 @@ pub(super) struct Peer {
     pub(super) chosen: Option<Arc<Chosen>>,
     pub(super) failures: u32,
     pub(super) error: Option<Arc<Error>>,
+    /// When a limit last left nothing for it, unless something else has become of it since.
+    pub(super) starved: Option<Duration>,
     /// Steps that were given up and are still to be answered.
     pub(super) orphans: u32,
     /// Connections that are ending.
@@ -161,6 +163,7 @@ impl Peer {
             chosen: None,
             failures: 0,
             error: None,
+            starved: None,
             orphans: 0,
             endings: 0,
             since: now,

@@ -63,6 +63,10 @@ impl Peers {
                 User::Peer(incarnation) if Failure::is_permanent(&error) => {
                     self.fail_meeting(incarnation, Failure::permanent(error));
                 }
+                // This says nothing of where the rank is.
+                User::Peer(incarnation) if Failure::is_starved(&error) => {
+                    self.fail_meeting(incarnation, Failure::passing(error));
+                }
                 User::Peer(incarnation) => self.fail_meeting(incarnation, Failure::stale(error)),
             }
         }

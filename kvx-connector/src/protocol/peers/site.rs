@@ -34,6 +34,8 @@ pub(super) struct Site {
     /// Not asked again before.
     pub(super) not_before: Duration,
     pub(super) error: Option<Arc<Error>>,
+    /// When a limit left nothing for the last attempt to fetch its cards.
+    pub(super) starved: Option<Duration>,
     /// With whoever serves the cards.
     pub(super) session: Option<SessionId>,
     pub(super) known: Option<Known>,
@@ -135,6 +137,7 @@ impl Peers {
             failures: 0,
             not_before: Duration::ZERO,
             error: None,
+            starved: None,
             session: None,
             known: None,
         };
@@ -273,6 +276,7 @@ impl Peers {
         let pause = self.now + self.pause(failures);
         let never = self.broken(Fault::NeverRetries);
         let Some(site) = self.sites.get_mut(&no) else { return };
+        site.starved = Failure::is_starved(&error).then_some(self.now);
         site.error = Some(Arc::clone(&error));
         site.fetch = match failure.permanent {
             true => Fetch::Refused(self.now + self.limits.refusal, error),

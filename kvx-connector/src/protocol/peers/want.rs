@@ -7,8 +7,9 @@ use kvx_core::id::Incarnation;
 use kvx_core::{Error, ErrorKind, Retry};
 
 use super::io::{Output, Want, WantId};
+use super::peer::Attempt;
 use super::route::{Confirm, Link, Role, Route};
-use super::site::{SiteKey, SiteNo, Way};
+use super::site::{Fetch, SiteKey, SiteNo, Way};
 use super::{Fault, Peers, Timer};
 
 /// A want that waits.
@@ -115,6 +116,41 @@ impl Peers {
 
     /// What becomes of one that waits at this site.
     pub(super) fn judge(
+        &mut self,
+        no: SiteNo,
+        id: WantId,
+        judged: &mut [Option<Judged>; 2],
+    ) -> Judged {
+        match self.judge_by_cards(no, id, judged) {
+            waits @ (Judged::Fetch | Judged::Wait) => {
+                self.starves(no, id).map_or(waits, Judged::Fail)
+            }
+            ended => ended,
+        }
+    }
+
+    /// What one that has waited for a while is told: a limit has left nothing for an attempt that was made since it came. Whoever comes
+    /// later has another one made.
+    fn starves(&self, no: SiteNo, id: WantId) -> Option<Arc<Error>> {
+        let (want, site) = (self.wants.get(&id)?, self.sites.get(&no)?);
+        if self.now < want.since + self.limits.starved {
+            return None;
+        }
+        let since = |at: Option<Duration>| at.is_some_and(|at| at >= want.since);
+        if matches!(site.fetch, Fetch::Pausing(_)) && since(site.starved) {
+            return site.error.clone();
+        }
+        let known = site.known.as_ref()?;
+        let course = known.ways[want.role as usize].course()?;
+        course.links.iter().find_map(|(rank, _)| {
+            let peer = self.peers.get(&known.cards[*rank].identity().incarnation)?;
+            let starves = matches!(peer.attempt, Attempt::Pausing(_)) && since(peer.starved);
+            starves.then(|| peer.error.clone()).flatten()
+        })
+    }
+
+    /// What becomes of one, by what is known of the site.
+    fn judge_by_cards(
         &mut self,
         no: SiteNo,
         id: WantId,

@@ -5,4 +5,5 @@ mod fabric;
 mod known;
 mod messages;
 mod sim;
+mod starved;
 mod world;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvx_core::Error;
 use kvx_core::card::{Address, EngineName};
 use kvx_core::id::{Incarnation, PeerId};
+use kvx_core::{Error, ErrorKind};
 
 use super::engines::{FAB, Plan, shared};
 use super::fabric::Fabric;
@@ -32,6 +32,17 @@ pub(super) struct Weather {
     pub(super) undead: u64,
     /// A fabric does not notice that the other side is dead.
     pub(super) unnoticed: u64,
+}
+
+/// For what a process has no descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Starved {
+    Fabric,
+    Dialling,
+}
+
+fn no_descriptor(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Resources, operation, "no descriptor").with_remedy("ulimit -n")
 }
 
 #[derive(Debug)]
@@ -100,6 +111,8 @@ pub(super) struct World {
     pub(super) checked: bool,
     /// Addresses that swallow whatever is sent to them.
     pub(super) silent: BTreeSet<Address>,
+    /// Processes that have no descriptor left: for a connection of the fabric's, or for dialling, too.
+    pub(super) starved: BTreeMap<usize, Starved>,
     events: BTreeMap<(Duration, u64), Event>,
     listening: BTreeMap<Address, usize>,
     last_delivery: BTreeMap<(usize, SessionId), Duration>,
@@ -117,6 +130,7 @@ impl World {
             fault: None,
             checked: true,
             silent: BTreeSet::new(),
+            starved: BTreeMap::new(),
             events: BTreeMap::new(),
             listening: BTreeMap::new(),
             last_delivery: BTreeMap::new(),
@@ -353,9 +367,11 @@ impl World {
             Event::Dial { from, to } => self.dial(from, to),
             Event::DialFailed { at, address } => {
                 // As the channel's is.
-                let error = Error::peer("dial", "refused")
-                    .with_context("address", &address)
-                    .with_remedy("look who listens there");
+                let error = match self.starved.get(&at) {
+                    Some(Starved::Dialling) => no_descriptor("dial"),
+                    _ => Error::peer("dial", "refused").with_remedy("look who listens there"),
+                };
+                let error = error.with_context("address", &address);
                 self.step(at, Input::DialFailed { address, error });
             }
             Event::Up { at, session, remote, dialled } => {
@@ -380,6 +396,10 @@ impl World {
                 let now = self.now;
                 let result = if self.happens(self.weather.fail_step) {
                     Stepped::Failed(Error::peer("fab", "bad luck"))
+                } else if matches!(step, Step::Complete { .. } | Step::Finish { .. })
+                    && self.starved.contains_key(&at)
+                {
+                    Stepped::Failed(no_descriptor("fab"))
                 } else {
                     self.processes[at].fabric.work(now, &step)
                 };
@@ -410,7 +430,9 @@ impl World {
         }
         let far = self.listening.get(&to).copied();
         let silent = self.silent.contains(&to);
-        let Some(far) = far.filter(|_| !silent && !self.happens(self.weather.fail_dial)) else {
+        let starved = self.starved.get(&from) == Some(&Starved::Dialling);
+        let fails = |world: &mut Self| starved || world.happens(world.weather.fail_dial);
+        let Some(far) = far.filter(|_| !silent && !fails(self)) else {
             let delay = if silent { SEC * 30 } else { MS };
             return self.later(delay, Event::DialFailed { at: from, address: to });
         };
