@@ -188,8 +188,8 @@ const PREFERRED: &[(&str, &str)] = &[("TCP_TX_SEG_SIZE", "64k"), ("CMA_TX_QUOTA"
 /// not have yet, and crash (`ucp_ep_do_uct_ep_am_keepalive` with a null pointer).
 const KEEPALIVE: (&str, &str) = ("KEEPALIVE_INTERVAL", "inf");
 
-/// What is sent is copied into UCX's own buffers first. Where it is not, 1.13 may end the process when a peer dies: over TCP it tells
-/// of the end of such a piece twice (`uct_invoke_completion`, "comp->count > 0"). Cards would need to copy, too.
+/// What is sent is copied into UCX's own buffers first. Where it is not, 1.13 was seen to end the process when a peer dies: over TCP it
+/// seems to tell of the end of such a piece twice (`uct_invoke_completion`, "comp->count > 0"). Cards would need to copy, too.
 const COPYING: (&str, &str) = ("ZCOPY_THRESH", "inf");
 
 /// What is sent under a tag is waited for already, and goes at once: UCX must not ask the receiver for it, by messages of its own that

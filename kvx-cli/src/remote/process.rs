@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -496,8 +497,11 @@ impl Process {
         if status.success() {
             return Ok(());
         }
-        Err(Error::peer("remote", "the other engine's process failed")
-            .with_context("status", status))
+        Err(match status.signal() {
+            Some(_) => gone(status),
+            None => Error::peer("remote", "the other engine's process failed")
+                .with_context("status", status),
+        })
     }
 }
 
