@@ -77,12 +77,6 @@ pub(crate) fn end(error: &Error) {
     output::last_words(&format!("error: {}", line(error)), &document(error), exit);
 }
 
-/// An error that others have, too, as one of one's own.
-#[must_use]
-pub(crate) fn own(error: &Error) -> Error {
-    error.again()
-}
-
 /// An error as the one document of a command that was asked for JSON.
 #[must_use]
 pub(crate) fn document(error: &Error) -> Value {

@@ -268,7 +268,7 @@ impl<'a> Pair<'a> {
             let fetches = begun.collect::<Result<Vec<_>>>()?;
             self.wait(async {
                 for fetch in fetches {
-                    fetch.over().await.map_err(|failed| failure::own(&failed.error))?;
+                    fetch.over().await.map_err(|failed| failed.error.again())?;
                 }
                 Ok(())
             })?;
@@ -285,9 +285,7 @@ impl<'a> Pair<'a> {
         let begun = Instant::now();
         self.used = self.used.max(1);
         let fetch = self.begin(ticket, &self.ours[0])?;
-        self.wait(async {
-            fetch.over().await.map(drop).map_err(|failed| failure::own(&failed.error))
-        })?;
+        self.wait(async { fetch.over().await.map(drop).map_err(|failed| failed.error.again()) })?;
         Ok(begun.elapsed())
     }
 

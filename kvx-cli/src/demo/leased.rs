@@ -14,7 +14,6 @@ use super::moving::in_time;
 use super::replay::{Job, Replay};
 use crate::engine::place::Place;
 use crate::engine::pool::Lease;
-use crate::failure;
 use crate::remote::Publish;
 
 /// How often it looks after the other process while requests move.
@@ -89,7 +88,7 @@ impl Replay {
                 Ok(Err(failed)) => {
                     // Most often because the other process has ended, which says more.
                     self.owner().look()?;
-                    return Err(failure::own(&failed.error));
+                    return Err(failed.error.again());
                 }
                 Err(_) => {
                     self.owner().look()?;
